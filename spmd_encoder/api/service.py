@@ -1,0 +1,44 @@
+"""What a front end holds: the encoder as a service, with no word of ranks, sockets or tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from spmd_encoder.api.types import EncodeRequest, ItemOutcome, ModelInfo, ReadyState
+
+
+class EncoderService(Protocol):
+    """Implemented by `dispatcher.DPDispatcher`; by a fake in the front ends' contract tests."""
+
+    async def encode(self, request: EncodeRequest) -> Sequence[ItemOutcome]:
+        """One outcome per item, in order.
+
+        Raises `EncoderError` where the request as a whole is refused before any work is done: QUEUE_FULL,
+        NOT_READY, DRAINING. Cancelling the awaiting task cancels the items: none of them starts a forward
+        after that.
+        """
+        ...
+
+    def reserve(self, num_bytes: int) -> AbstractContextManager[None]:
+        """Account `num_bytes` of media as in flight while the context is open.
+
+        Raises `EncoderError` OVERLOADED when `--max-inflight-bytes` would be exceeded. A front end reserves a
+        body's size before it reads the body.
+        """
+        ...
+
+    def ready_state(self) -> ReadyState: ...
+
+    def model_info(self) -> ModelInfo | None:
+        """None until the first replica said hello."""
+        ...
+
+    def info(self) -> Mapping[str, Any]:
+        """JSON-ready facts for people: layout, model, replicas, processes, versions."""
+        ...
+
+    def metrics_text(self) -> bytes:
+        """Prometheus text exposition of everything that the runtime measures."""
+        ...

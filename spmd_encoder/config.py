@@ -1,0 +1,317 @@
+"""The server's configuration: one frozen dataclass per owner, filled from flags and environment.
+
+Every field is a flag (`--max-batch-items`) with an environment twin (`SPMD_ENCODER_MAX_BATCH_ITEMS`); the flag
+wins. This module is the only reader of `os.environ`. The flags table of the README is generated from here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from spmd_encoder import __version__
+from spmd_encoder.errors import StartupError
+
+ENV_PREFIX = "SPMD_ENCODER_"
+DEFAULT_MODEL = "demo:dinov2-small"
+
+
+def flag(
+    default: Any, help: str, *, alias: tuple[str, ...] = (), choices: tuple[str, ...] = (), per_rank: bool = False
+) -> Any:
+    """A field that is also a flag. `per_rank` fields may differ between ranks."""
+    meta = {"help": help, "alias": alias, "choices": choices, "per_rank": per_rank}
+    return dataclasses.field(default=default, metadata=meta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    model_path: str = flag(
+        DEFAULT_MODEL,
+        "checkpoint folder or hub id; `demo:dinov2-small` (real weights from the package index) or "
+        "`demo:qwen2.5-vl-tiny` (random weights)",
+        alias=("--model",),
+    )
+    revision: str | None = flag(None, "hub revision of the model")
+    served_model_name: str | None = flag(None, "name in replies and `/v1/models` (default: the model path)")
+    dtype: str = flag(
+        "auto",
+        "dtype of weights and output; auto is the checkpoint's",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    device: str = flag("auto", "auto takes cuda where there is one", choices=("auto", "cpu", "cuda"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    tp_size: int = flag(1, "ranks that share one copy of the model", alias=("--tp", "--tensor-parallel-size"))
+    dp_size: int | None = flag(
+        None, "copies of the model; must be world size / tp size", alias=("--dp", "--data-parallel-size")
+    )
+    frontend: str = flag(
+        "node0",
+        "who may host HTTP: only node 0's lowest leader, or the lowest leader of any node whose port is free",
+        choices=("node0", "any"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    host: str = flag("127.0.0.1", "address that HTTP listens on")
+    port: int = flag(30000, "port that HTTP listens on")
+    max_body_bytes: int = flag(256 * 2**20, "largest request body")
+    max_items_per_request: int = flag(256, "most items in one request")
+    max_image_pixels: int = flag(100_000_000, "most pixels of one picture, read from its header")
+    max_image_bytes: int = flag(64 * 2**20, "largest media file, after base64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitsConfig:
+    max_queued_items: int = flag(1024, "most items accepted and not yet answered, in the whole world; then 429")
+    max_inflight_bytes: int = flag(2**30, "most media bytes held at once by the dispatcher; then 503")
+    request_timeout_s: float = flag(180.0, "time after which a request is answered with 504")
+    max_batch_items: int = flag(8, "most items in one forward")
+    max_batch_tokens: int = flag(16384, "most encoder tokens (patches) in one forward; a larger item runs alone")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LifecycleConfig:
+    worker_start: str = flag(
+        "auto",
+        "how workers start: fork from the nursery, or spawn a fresh interpreter (auto: fork on Linux)",
+        choices=("auto", "fork", "spawn"),
+    )
+    start_deadline_s: float = flag(
+        600.0, "after this a world with at least one replica counts as started", alias=("--start-deadline",)
+    )
+    drain_deadline_s: float = flag(25.0, "longest drain after SIGTERM (torchrun kills after 30 s)")
+    stall_timeout_s: float = flag(5.0, "a worker that shows no sign of life for this long is replaced")
+    load_timeout_s: float = flag(600.0, "the same, while a worker starts and loads")
+    batch_timeout_s: float = flag(60.0, "a batch that runs longer has its replica replaced")
+    collective_timeout_s: float = flag(60.0, "timeout of every collective")
+    probe_interval_s: float = flag(10.0, "an idle replica encodes a probe this often")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservabilityConfig:
+    log_level: str = flag("info", "least level that is logged", choices=("debug", "info", "warning", "error"))
+    log_format: str = flag("text", "text or one JSON object per line", choices=("text", "json"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
+    server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
+    limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
+    lifecycle: LifecycleConfig = dataclasses.field(default_factory=LifecycleConfig)
+    observability: ObservabilityConfig = dataclasses.field(default_factory=ObservabilityConfig)
+    faults: str = ""
+    """Fault injection for drills and tests, from `SPMD_ENCODER_FAULTS` only; see `worker.faults`."""
+
+    def flat(self) -> dict[str, Any]:
+        """All flags by their field name."""
+        out: dict[str, Any] = {}
+        for section in _sections():
+            out.update(dataclasses.asdict(getattr(self, section.name)))
+        return out | {"faults": self.faults}
+
+    def digest(self) -> str:
+        """Equal on all ranks of one world."""
+        return hashlib.sha256(json.dumps(self.flat(), sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        return json.dumps(self.flat(), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Config:
+        return _build(json.loads(text))
+
+    @property
+    def served_name(self) -> str:
+        return self.model.served_model_name or self.model.model_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchEnv:
+    """This rank's place, as torchrun, Slurm or nobody (a world of one) gave it."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    node_rank: int = 0
+    restart_count: int = 0
+    run_id: str = ""
+    master_addr: str = ""
+    master_port: int = 0
+    agent_store: bool = False
+    under_torchrun: bool = False
+    error_file: str | None = None
+
+
+def read_launch_env(environ: Mapping[str, str] | None = None) -> LaunchEnv:
+    env = os.environ if environ is None else environ
+    try:
+        if "RANK" in env and "WORLD_SIZE" in env:
+            return LaunchEnv(
+                rank=int(env["RANK"]),
+                local_rank=int(env.get("LOCAL_RANK", "0")),
+                world_size=int(env["WORLD_SIZE"]),
+                local_world_size=int(env.get("LOCAL_WORLD_SIZE", "1")),
+                node_rank=int(env.get("GROUP_RANK", "0")),
+                restart_count=int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
+                run_id=env.get("TORCHELASTIC_RUN_ID", ""),
+                master_addr=env.get("MASTER_ADDR", "127.0.0.1"),
+                master_port=int(env.get("MASTER_PORT", "29500")),
+                agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+                under_torchrun="TORCHELASTIC_RUN_ID" in env,
+                error_file=env.get("TORCHELASTIC_ERROR_FILE"),
+            )
+    except ValueError as error:
+        raise StartupError(f"the launcher's environment is not usable: {error}", exit_code=2) from None
+    return LaunchEnv()
+
+
+def worker_environ(**changes: str) -> dict[str, str]:
+    """A child's environment: this process's with `changes`."""
+    return {**os.environ, **changes}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise StartupError(f"{message} (see --help)", exit_code=2)
+
+
+def _sections() -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(Config) if f.name != "faults"]
+
+
+def _section_type(section: dataclasses.Field[Any]) -> Any:
+    return typing.get_type_hints(Config)[section.name]
+
+
+def _value_type(cls: Any, field: dataclasses.Field[Any]) -> type:
+    hint = typing.get_type_hints(cls)[field.name]
+    if isinstance(hint, types.UnionType):
+        hint = next(a for a in typing.get_args(hint) if a is not type(None))
+    return typing.cast(type, hint)
+
+
+def flag_fields() -> list[tuple[str, Any, dataclasses.Field[Any]]]:
+    """(section name, section class, field) of every flag, in order."""
+    out = []
+    for section in _sections():
+        cls = _section_type(section)
+        out += [(section.name, cls, field) for field in dataclasses.fields(cls)]
+    return out
+
+
+def flag_name(field: dataclasses.Field[Any]) -> str:
+    return "--" + field.name.replace("_", "-")
+
+
+def env_name(field: dataclasses.Field[Any]) -> str:
+    return ENV_PREFIX + field.name.upper()
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="spmd_encoder",
+        description="Multimodal encoder server. Start it with torchrun --nproc-per-node N -m spmd_encoder, "
+        "or alone with python -m spmd_encoder. Every flag has an environment twin SPMD_ENCODER_<FLAG>.",
+        allow_abbrev=False,
+    )
+    for _, cls, field in flag_fields():
+        names = [flag_name(field), *field.metadata["alias"]]
+        parser.add_argument(
+            *names,
+            dest=field.name,
+            type=_value_type(cls, field),
+            choices=field.metadata["choices"] or None,
+            default=None,
+            help=f"{field.metadata['help']} (default: {field.default}; env {env_name(field)})".replace("%", "%%"),
+        )
+    parser.add_argument("--check", action="store_true", help="validate, print the resolved configuration, load nothing")
+    parser.add_argument("--version", action="version", version=f"spmd_encoder {__version__}")
+    return parser
+
+
+def parse_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> tuple[Config, bool]:
+    """(configuration, whether `--check` was given). Raises StartupError with exit code 2, one sentence."""
+    env = os.environ if environ is None else environ
+    parsed = vars(_parser().parse_args(list(argv)))
+    values: dict[str, Any] = {"faults": env.get(ENV_PREFIX + "FAULTS", "")}
+    for _, cls, field in flag_fields():
+        value = parsed[field.name]
+        if value is None and (raw := env.get(env_name(field))) is not None:
+            value = _from_env(env_name(field), raw, _value_type(cls, field), field.metadata["choices"])
+        values[field.name] = field.default if value is None else value
+    config = _build(values)
+    _validate(config)
+    return config, bool(parsed["check"])
+
+
+def _from_env(name: str, raw: str, kind: type, choices: tuple[str, ...]) -> Any:
+    try:
+        value = kind(raw)
+    except ValueError:
+        raise StartupError(f"{name}: {raw!r} is not a {kind.__name__}", exit_code=2) from None
+    if choices and value not in choices:
+        raise StartupError(f"{name}: {raw!r} is not one of {', '.join(choices)}", exit_code=2)
+    return value
+
+
+def _build(values: Mapping[str, Any]) -> Config:
+    sections = {}
+    for section in _sections():
+        cls = _section_type(section)
+        sections[section.name] = cls(**{f.name: values[f.name] for f in dataclasses.fields(cls)})
+    return Config(**sections, faults=values.get("faults", ""))
+
+
+_MAY_BE_ZERO = {"port"}
+
+
+def _validate(config: Config) -> None:
+    for section, _, field in flag_fields():
+        value = getattr(getattr(config, section), field.name)
+        if isinstance(value, int | float) and not value > (-1 if field.name in _MAY_BE_ZERO else 0):
+            raise StartupError(f"{flag_name(field)} must be positive, not {value}", exit_code=2)
+    if not 0 <= config.server.port <= 65535:
+        raise StartupError(f"--port must be 0 to 65535, not {config.server.port}", exit_code=2)
+
+
+def validate_layout(config: Config, world_size: int) -> tuple[int, int]:
+    """(dp size, tp size) of a world of `world_size` ranks. Raises StartupError with exit code 2."""
+    tp, dp = config.parallel.tp_size, config.parallel.dp_size
+    if world_size % tp:
+        raise StartupError(f"--tp-size {tp} does not divide the {world_size} ranks of this world", exit_code=2)
+    if dp is not None and dp * tp != world_size:
+        raise StartupError(
+            f"--dp-size {dp} times --tp-size {tp} is {dp * tp}, but this world has {world_size} ranks; "
+            "leave --dp-size out, or start that many ranks",
+            exit_code=2,
+        )
+    return world_size // tp, tp
+
+
+def flags_table() -> str:
+    """The README's flags table, in Markdown."""
+    lines = ["| flag | default | environment | meaning |", "| --- | --- | --- | --- |"]
+    for _, _, field in flag_fields():
+        names = ", ".join(f"`{n}`" for n in (flag_name(field), *field.metadata["alias"]))
+        text = field.metadata["help"]
+        if field.metadata["choices"]:
+            text += " (" + ", ".join(field.metadata["choices"]) + ")"
+        default = "" if field.default is None else f"`{field.default}`"
+        lines.append(f"| {names} | {default} | `{env_name(field)}` | {text} |")
+    return "\n".join(lines) + "\n"

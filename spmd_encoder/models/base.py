@@ -1,0 +1,81 @@
+"""What a model family provides. One subclass per file, one line per family in `models.registry`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from PIL import Image
+from torch import Tensor
+
+from spmd_encoder.api.cost import CostTable
+from spmd_encoder.api.types import Modality, OutputKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """One item, model-ready: CPU tensors as the family's processor made them.
+
+    `num_tokens` is the promised number of rows of the token-level output, known before the forward;
+    `cost` is the number of patches that the tower computes.
+    """
+
+    tensors: Mapping[str, Tensor]
+    num_tokens: int
+    cost: int
+    grid: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerOutput:
+    """One item's result: `tokens` `[num_tokens, dim]`, `pooled` `[dim]` where the family has it."""
+
+    tokens: Tensor
+    pooled: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadContext:
+    """Where and how this rank's part of the model is loaded. A group of one is an ordinary group."""
+
+    dtype: torch.dtype
+    device: torch.device
+    group: dist.ProcessGroup
+
+
+class FamilyAdapter(ABC):
+    """One loaded model (this rank's shard of it) and everything that is peculiar to its family."""
+
+    model_types: ClassVar[tuple[str, ...]]
+    family: ClassVar[str]
+    modalities: ClassVar[tuple[Modality, ...]]
+    outputs: ClassVar[tuple[OutputKind, ...]]
+    default_output: ClassVar[OutputKind]
+
+    embedding_dim: int
+    tower_bytes: int
+    """Bytes of the parameters that this rank holds."""
+
+    @abstractmethod
+    def cost_table(self) -> CostTable: ...
+
+    @abstractmethod
+    def preprocess(self, image: Image.Image) -> Features:
+        """RGB picture to features, with transformers' own processor. Raises EncoderError MEDIA_CORRUPT
+        for a picture that this family cannot take (for example an extreme aspect ratio), saying why."""
+
+    @abstractmethod
+    def batch_key(self, features: Features) -> Hashable:
+        """Items with equal keys may run in one forward."""
+
+    @abstractmethod
+    def pack(self, items: Sequence[Features]) -> dict[str, Tensor]:
+        """The batch's input tensors (CPU, contiguous). They are all that `forward` gets, on every TP rank."""
+
+    @abstractmethod
+    def forward(self, batch: Mapping[str, Tensor]) -> list[TowerOutput]:
+        """One output per item, in order, on the device. Runs under `torch.inference_mode()` on every TP rank."""

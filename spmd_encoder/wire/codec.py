@@ -1,0 +1,32 @@
+"""Messages to bytes and back: msgpack of tagged structs. A frame that does not fit raises `WireError`."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from spmd_encoder.wire.messages import Message
+
+M = TypeVar("M")
+
+
+class WireError(ValueError):
+    """A frame from a peer that is not a message of the expected direction."""
+
+
+class Codec(Generic[M]):
+    """Encodes and decodes the messages of one direction, given as their union type."""
+
+    def __init__(self, union: Any) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union)
+
+    def encode(self, message: Message) -> bytes:
+        return self._encoder.encode(message)
+
+    def decode(self, frame: bytes | bytearray | memoryview) -> M:
+        try:
+            return self._decoder.decode(frame)
+        except msgspec.MsgspecError as error:
+            raise WireError(f"not a valid message: {error}") from None

@@ -1,0 +1,275 @@
+"""Every message between our own processes, as typed structs: one union per direction.
+
+A message travels as one header frame (msgpack of the struct, see `wire.codec`) and, where it says so, raw
+frames after it: media bytes of `Encode`, one tensor of `Completed`. Nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from spmd_encoder.api.cost import CostTable
+from spmd_encoder.api.types import Modality, ModelInfo, OutputKind, ProcessInfo, StageTimes
+from spmd_encoder.errors import ErrorCode
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+
+# dispatcher -> scheduler (ZMQ, one ROUTER to one DEALER per replica)
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One item as the dispatcher sends it. `budget_s`: time left, relative because clocks differ between nodes.
+
+    `alone`: it was in flight when a worker died, so it runs in a batch of one with nothing beside it.
+    """
+
+    job_id: int
+    request_id: str
+    modality: Modality
+    output: OutputKind | None
+    digest: str
+    cost_tokens: int
+    budget_s: float
+    alone: bool = False
+    probe: bool = False
+
+
+class Encode(Message):
+    """Followed by one media frame per job, in order."""
+
+    jobs: tuple[Job, ...]
+
+
+class Cancel(Message):
+    """Forget these jobs; one that has not begun its forward never will."""
+
+    job_ids: tuple[int, ...]
+
+
+ToScheduler = Encode | Cancel
+
+
+# scheduler -> dispatcher
+
+
+class Hello(Message):
+    """A replica's leader is up. `token` proves that it belongs to this world."""
+
+    protocol: int
+    token: str
+    config_digest: str
+    replica: int
+    epoch: int
+    model: ModelInfo
+    cost: CostTable
+    load_s: float
+    tower_bytes: int
+
+
+class Completed(Message):
+    """Followed by one frame: the embedding's little-endian C-order bytes."""
+
+    job_id: int
+    kind: OutputKind
+    shape: tuple[int, ...]
+    dtype: str
+    num_tokens: int
+    grid: tuple[int, int, int] | None
+    times: StageTimes
+
+
+class Failed(Message):
+    job_id: int
+    code: ErrorCode
+    message: str
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Counts since this epoch's start (monotone within an epoch), and gauges of now."""
+
+    queue_items: int = 0
+    running_items: int = 0
+    batches: int = 0
+    batch_items: int = 0
+    batch_tokens: int = 0
+    completed: int = 0
+    failed: int = 0
+    dropped: int = 0
+    queue_s: float = 0.0
+    preprocess_s: float = 0.0
+    forward_s: float = 0.0
+    batch_size_counts: tuple[tuple[int, int], ...] = ()
+
+
+class Heartbeat(Message):
+    """Twice a second, also under load."""
+
+    stats: SchedulerStats
+
+
+FromScheduler = Hello | Completed | Failed | Heartbeat
+
+
+# dispatcher -> keeper (a stream connection)
+
+
+class Reform(Message):
+    """End this rank's worker whatever its state and start the one of `epoch` after `pause_s`."""
+
+    replica: int
+    epoch: int
+    pause_s: float = 0.0
+
+
+class Stop(Message):
+    """End this rank with `exit_code`; `reason` goes into the log and torchrun's report when it is not 0."""
+
+    exit_code: int
+    reason: str = ""
+
+
+ToKeeper = Reform | Stop
+
+
+# keeper -> dispatcher
+
+
+class KeeperHello(Message):
+    protocol: int
+    token: str
+    rank: int
+    process: ProcessInfo
+    nursery: ProcessInfo | None
+
+
+class WorkerStarted(Message):
+    rank: int
+    epoch: int
+    process: ProcessInfo
+
+
+class WorkerExited(Message):
+    """`suspects`: jobs that the leader's worker had begun and not ended (empty from followers).
+
+    `fatal`: trying again cannot help (for example an unsupported model); `reason` is then one sentence.
+    `last_lines`: the end of the worker's output, for the case that it never came up.
+    """
+
+    rank: int
+    epoch: int
+    code: int
+    suspects: tuple[int, ...] = ()
+    fatal: bool = False
+    reason: str = ""
+    last_lines: tuple[str, ...] = ()
+
+
+class Progress(Message):
+    """Once a second. `last_order`: the newest order that the rank has finished, -1 for none.
+
+    `beat_age_s`: time since the worker's loop last gave a sign; `busy_s`: how long its present order runs.
+    """
+
+    rank: int
+    epoch: int
+    last_order: int
+    beat_age_s: float
+    busy_s: float
+
+
+class NurseryStarted(Message):
+    process: ProcessInfo
+
+
+FromKeeper = KeeperHello | WorkerStarted | WorkerExited | Progress | NurseryStarted
+
+
+# leader -> followers (ZMQ, one ROUTER to one DEALER per follower)
+
+
+class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class RunBatch(Message):
+    """Take these tensors from the leader by broadcast, in this order, and run the forward on them."""
+
+    order: int
+    tensors: tuple[TensorSpec, ...]
+
+
+class StopFollower(Message):
+    order: int
+
+
+Order = RunBatch | StopFollower
+
+
+class FollowerHello(Message):
+    token: str
+    tp_rank: int
+
+
+# worker -> keeper (a socket pair)
+
+
+class WorldRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the election decided: where the dispatcher listens and the secret that members show."""
+
+    start_name: str
+    elected_rank: int
+    work_address: str
+    control_address: str
+    token: str
+
+
+class Joined(Message):
+    """The world has agreed; from here on the dispatcher is the authority over this rank's worker."""
+
+    world: WorldRecord
+
+
+class Beat(Message):
+    """The worker's loop is alive."""
+
+    last_order: int
+    busy_s: float
+    preloaded: bool
+
+
+class Began(Message):
+    """These jobs are about to be worked on: whoever finds the worker dead suspects them."""
+
+    job_ids: tuple[int, ...]
+
+
+class Ended(Message):
+    job_ids: tuple[int, ...]
+
+
+class WorkerFailing(Message):
+    """The worker is about to end because of this."""
+
+    reason: str
+    exit_code: int
+    fatal: bool
+
+
+FromWorker = Joined | Beat | Began | Ended | WorkerFailing
+
+
+# keeper -> worker
+
+
+class StopWorker(Message):
+    """Finish and end with exit code 0."""
+
+
+ToWorker = StopWorker
