@@ -1,0 +1,1 @@
+"""Front ends: each translates one protocol to `EncoderService` and back, and nothing else."""

@@ -1,0 +1,85 @@
+"""The FastAPI application: routes, error shapes and the envelope around them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from spmd_encoder import __version__
+from spmd_encoder.api.service import EncoderService
+from spmd_encoder.config import Config
+from spmd_encoder.errors import EncoderError
+from spmd_encoder.frontends.http.body import DEFAULT_TIMEOUTS, Timeouts
+from spmd_encoder.frontends.http.encode import encode_routes
+from spmd_encoder.frontends.http.envelope import Envelope
+from spmd_encoder.frontends.http.errors import HttpError, error_response, plain_error
+from spmd_encoder.frontends.http.metrics import HttpMetrics
+from spmd_encoder.frontends.http.status import status_routes
+
+_NUM_THREADS = 2
+_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
+
+
+def new_pool() -> ThreadPoolExecutor:
+    """Threads for parsing and rendering what is too large for the event loop."""
+    return ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http")
+
+
+def create_app(
+    service: EncoderService, config: Config, *, pool: Executor | None = None, timeouts: Timeouts = DEFAULT_TIMEOUTS
+) -> FastAPI:
+    """The application in front of `service`.
+
+    `pool` stays the caller's; without one the app makes its own and closes it when its lifespan ends.
+    """
+    own_pool = None if pool is not None else new_pool()
+    executor = pool or own_pool
+    assert executor is not None
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        if own_pool is not None:
+            own_pool.shutdown(wait=False, cancel_futures=True)
+
+    app = FastAPI(
+        title="spmd_encoder",
+        version=__version__,
+        summary="Multimodal encoder server",
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    metrics = HttpMetrics()
+    app.include_router(encode_routes(service, config, executor, timeouts))
+    app.include_router(status_routes(service, metrics))
+    app.add_middleware(Envelope, metrics=metrics)
+    app.add_exception_handler(EncoderError, _on_encoder_error)
+    app.add_exception_handler(HttpError, _on_http_error)
+    app.add_exception_handler(HTTPException, _on_framework_error)
+    return app
+
+
+async def _on_encoder_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, EncoderError)
+    return error_response(error)
+
+
+async def _on_http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HttpError)
+    return plain_error(error.status, error.code, error.message, {"connection": "close"} if error.close else None)
+
+
+async def _on_framework_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = error.status_code
+    code = _CODES.get(status, "INVALID_REQUEST" if status < 500 else "INTERNAL")
+    message = {
+        404: "there is no such route; GET /docs lists them",
+        405: f"{request.method} is not allowed on this route",
+    }.get(status, error.detail)
+    return plain_error(status, code, message, dict(error.headers or {}))

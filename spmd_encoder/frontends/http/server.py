@@ -1,0 +1,87 @@
+"""`HttpFrontEnd`: uvicorn inside the caller's event loop, on a socket that listens already."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Generator
+
+import uvicorn
+
+from spmd_encoder.api.service import EncoderService
+from spmd_encoder.config import Config
+from spmd_encoder.frontends.http.app import create_app, new_pool
+from spmd_encoder.frontends.http.body import DEFAULT_TIMEOUTS, Timeouts
+from spmd_encoder.frontends.http.protocol import EncoderHttpProtocol
+
+# How long cancelled requests may take to end after a drain's deadline.
+_UNWIND_S = 1.0
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals alone: they belong to the process that hosts this server."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class HttpFrontEnd:
+    """Takes over `sock`, which is bound and listens; it is closed when `serve` returns."""
+
+    def __init__(
+        self, service: EncoderService, config: Config, sock: socket.socket, *, timeouts: Timeouts = DEFAULT_TIMEOUTS
+    ) -> None:
+        self._sock = sock
+        self._pool = new_pool()
+        protocol = type("_Protocol", (EncoderHttpProtocol,), {"header_s": timeouts.header_s})
+        self._config = uvicorn.Config(
+            create_app(service, config, pool=self._pool, timeouts=timeouts),
+            http=protocol,
+            ws="none",
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=2048,
+            timeout_keep_alive=max(1, round(timeouts.keep_alive_s)),
+        )
+        self._server = _Server(self._config)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether connections are being accepted."""
+        return self._server.started and not self._server.should_exit
+
+    async def serve(self) -> None:
+        """Answer until `stop`; return when the replies in flight are sent and all connections are closed."""
+        try:
+            await self._server.serve(sockets=[self._sock])
+        finally:
+            await self._end()
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Close the listener and idle connections; cancel what still runs after `timeout_s` seconds (None: never)."""
+        # uvicorn types this as whole seconds but hands it to asyncio.wait_for, which takes any.
+        self._config.timeout_graceful_shutdown = timeout_s  # type: ignore[assignment]
+        self._server.should_exit = True
+
+    async def _end(self) -> None:
+        """What uvicorn leaves behind when `serve` was cancelled or its drain took too long."""
+        for listener in getattr(self._server, "servers", ()):
+            listener.close()
+        state = self._server.server_state
+        tasks = set(state.tasks)
+        for task in tasks:
+            if not task.cancelling():
+                task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_UNWIND_S)
+        for connection in list(state.connections):
+            if (transport := connection.transport) is not None:
+                transport.abort()
+        self._sock.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,79 @@
+"""The routes that tell how the server is: health, info, models, metrics."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import PlainTextResponse, Response
+
+from spmd_encoder.api.service import EncoderService
+from spmd_encoder.api.types import ModelInfo
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.frontends.base import is_ready
+from spmd_encoder.frontends.http import schemas
+from spmd_encoder.frontends.http.errors import json_response
+from spmd_encoder.frontends.http.metrics import HttpMetrics
+
+
+def status_routes(service: EncoderService, metrics: HttpMetrics) -> APIRouter:
+    router = APIRouter()
+    started = int(time.time())
+
+    @router.get(
+        "/health",
+        summary="200 while requests are taken",
+        response_class=Response,
+        responses={503: {"description": "not ready"}},
+    )
+    async def health() -> Response:
+        return Response(status_code=200 if is_ready(service.ready_state()) else 503)
+
+    @router.get("/health/live", summary="200 while the process answers")
+    async def live() -> Response:
+        return json_response(200, {"live": True})
+
+    @router.get("/health/ready", response_model=schemas.Ready, responses={503: {"model": schemas.Ready}})
+    async def ready() -> Response:
+        state = service.ready_state()
+        is_so = is_ready(state)
+        body = {"ready": is_so, "replicas_ready": state.replicas_ready, "replicas": state.replicas}
+        return json_response(200 if is_so else 503, body)
+
+    @router.get("/info", summary="Configuration, layout, limits, versions and processes")
+    async def info() -> Response:
+        body = msgspec.json.encode(dict(service.info()), enc_hook=str)
+        return Response(body, media_type="application/json")
+
+    @router.get("/v1/models", response_model=schemas.ModelList, responses=schemas.UNAVAILABLE)
+    async def models() -> Response:
+        known = service.model_info()
+        if known is None:
+            raise EncoderError(ErrorCode.NOT_READY, "no replica has been up yet", retry_after_s=1.0)
+        return json_response(200, {"object": "list", "data": [_model(known, started)]})
+
+    @router.get("/metrics", summary="Prometheus text", response_class=PlainTextResponse)
+    async def prometheus() -> Response:
+        text = service.metrics_text()
+        separator = b"" if not text or text.endswith(b"\n") else b"\n"
+        return Response(text + separator + metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return router
+
+
+def _model(info: ModelInfo, created: int) -> dict[str, object]:
+    return {
+        "id": info.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "spmd_encoder",
+        "random_weights": info.random_weights,
+        "dtype": info.dtype,
+        "outputs": list(info.outputs),
+        "default_output": info.default_output,
+        "embedding_dim": info.embedding_dim,
+        "modalities": list(info.modalities),
+        "revision": info.revision,
+    }

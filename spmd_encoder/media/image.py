@@ -1,0 +1,167 @@
+"""Pictures: what their header says, and their pixels as upright RGB.
+
+Only what the content shows is believed, never a declared type, and only the formats listed here are opened: Pillow
+knows some forty, several of which start programs or are rarely tested.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+from types import MappingProxyType
+
+# Pillow opens a listed format only if its plugin is loaded already.
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+    features,
+)
+
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.media.base import Buffer, Header
+from spmd_encoder.media.pixels import normalise_transparency, orientation, to_rgb, upright
+
+log = logging.getLogger(__name__)
+
+HAS_AVIF = bool(features.check("avif"))
+_PLUGINS = (
+    *(BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin),
+    *((importlib.import_module("PIL.AvifImagePlugin"),) if HAS_AVIF else ()),
+)
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF") + (("AVIF",) if HAS_AVIF else ())
+"""Pillow's names of what is decoded. A multi-picture JPEG (MPO) comes as JPEG and is read to its first picture."""
+
+_PREFIXES = MappingProxyType(
+    {
+        "JPEG": (b"\xff\xd8\xff",),
+        "PNG": (b"\x89PNG\r\n\x1a\n",),
+        "GIF": (b"GIF87a", b"GIF89a"),
+        "BMP": (b"BM",),
+        "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    }
+)
+_HEAD_BYTES = 32
+
+
+def probe(data: Buffer, max_pixels: int | None = None) -> Header:
+    """Read format, width and height from the header; no pixel is decoded.
+
+    Raises `EncoderError`: MEDIA_UNSUPPORTED, MEDIA_CORRUPT, or TOO_LARGE above `max_pixels` (width times height).
+    """
+    with _open(data, max_pixels) as image:
+        return Header(image.format or "", image.width, image.height)
+
+
+def decode(data: Buffer, max_pixels: int | None = None) -> Image.Image:
+    """The whole picture as 8-bit RGB: upright, transparency on white, the first frame of an animation.
+
+    Colour profiles are not applied. Raises as `probe`; a file that ends early is MEDIA_CORRUPT.
+    """
+    with _open(data, max_pixels) as image:
+        try:
+            normalise_transparency(image)  # before `load`, which forgets how samples are stored
+            image.load()
+            return upright(to_rgb(image), orientation(image))
+        except EncoderError:
+            raise
+        except Exception as error:
+            raise _undecodable(image.format or "", error) from None
+
+
+def sniff(data: Buffer) -> str | None:
+    """The allowed format that `data` claims to be, or that it may have been before it was cut short."""
+    head = bytes(data[:_HEAD_BYTES])
+    for name, prefixes in _PREFIXES.items():
+        if any(head.startswith(prefix) or (head and prefix.startswith(head)) for prefix in prefixes):
+            return name
+    if head[:4] == b"RIFF" and head[8:12] in (b"WEBP", b""):
+        return "WEBP"
+    if HAS_AVIF and head[4:8] == b"ftyp" and (b"avif" in head[8:] or b"avis" in head[8:]):
+        return "AVIF"
+    return None
+
+
+def _open(data: Buffer, max_pixels: int | None) -> Image.Image:
+    if not data:
+        raise EncoderError(ErrorCode.MEDIA_CORRUPT, "the picture has no bytes")
+    claimed = sniff(data)
+    if claimed is None:
+        raise EncoderError(
+            ErrorCode.MEDIA_UNSUPPORTED,
+            f"{_foreign_kind(data)}; the formats decoded here are {', '.join(FORMATS)}",
+        )
+    try:
+        image = Image.open(io.BytesIO(data), formats=(claimed,))
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        limit = "" if max_pixels is None else f"; --max-image-pixels is {max_pixels}"
+        raise EncoderError(
+            ErrorCode.TOO_LARGE, f"the picture has more pixels than the decoder accepts{limit}"
+        ) from None
+    except Exception as error:
+        raise _undecodable(claimed, error) from None
+    try:
+        _check_size(image.width, image.height, max_pixels)
+    except EncoderError:
+        image.close()
+        raise
+    return image
+
+
+def _check_size(width: int, height: int, max_pixels: int | None) -> None:
+    if width < 1 or height < 1:
+        raise EncoderError(ErrorCode.MEDIA_CORRUPT, f"the picture's header says {width} x {height} pixels")
+    if max_pixels is not None and width * height > max_pixels:
+        raise EncoderError(
+            ErrorCode.TOO_LARGE,
+            f"the picture has {width} x {height} = {width * height} pixels, more than the limit of {max_pixels} "
+            "(--max-image-pixels)",
+        )
+
+
+def _undecodable(name: str, error: Exception) -> EncoderError:
+    """Whatever Pillow raises on a damaged file (OSError, SyntaxError, struct.error, ...), without its words.
+
+    Those may quote the file's bytes.
+    """
+    log.debug("a %s picture failed with %s", name, type(error).__name__)
+    return EncoderError(
+        ErrorCode.MEDIA_CORRUPT, f"the {name} picture cannot be decoded: it is damaged or ends before its end"
+    )
+
+
+_FOREIGN_PREFIXES = (
+    (b"%PDF", "a PDF document"),
+    (b"%!PS", "a PostScript document"),
+    (b"8BPS", "a Photoshop document"),
+    (b"\0\0\0\x0cjP  ", "a JPEG 2000 picture"),
+    (b"\xffO\xffQ", "a JPEG 2000 picture"),
+    (b"\xff\x0a", "a JPEG XL picture"),
+    (b"\0\0\0\x0cJXL ", "a JPEG XL picture"),
+    (b"\0\0\1\0", "an icon"),
+    (b"\x1aE\xdf\xa3", "a Matroska or WebM film"),
+)
+
+
+def _foreign_kind(data: Buffer) -> str:
+    """What a file of no allowed format seems to be, for the error message."""
+    head = bytes(data[:256])
+    for prefix, name in _FOREIGN_PREFIXES:
+        if head.startswith(prefix):
+            return f"the item is {name}"
+    if head[4:8] == b"ftyp":
+        brand = head[8:12]
+        if brand in (b"heic", b"heix", b"hevc", b"mif1", b"msf1"):
+            return "the item is a HEIF picture"
+        return "the item is an AVIF picture" if brand in (b"avif", b"avis") else "the item is an MP4 or similar film"
+    text = head.lstrip().lower()
+    if text.startswith((b"<?xml", b"<svg")) or b"<svg" in text:
+        return "the item is an SVG or XML document"
+    if text.startswith((b"<!doctype", b"<html")):
+        return "the item is an HTML document"
+    return "the item is not a picture of a known format"

@@ -1,0 +1,112 @@
+"""From any mode that Pillow decodes to, to upright 8-bit RGB."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageCms
+
+from spmd_encoder.errors import EncoderError, ErrorCode
+
+_EXIF_ORIENTATION = 0x0112
+_TURNS = MappingProxyType(
+    {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }
+)
+# The file's samples of these PNG kinds are scaled to 8 bits while loading, its transparent value is not.
+_GREY_SCALE = MappingProxyType({"L;2": 85, "L;4": 17})
+
+
+def orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8. Damaged EXIF counts as none: it says nothing about the pixels."""
+    try:
+        value = image.getexif().get(_EXIF_ORIENTATION, 1)
+    except Exception:
+        return 1
+    return value if isinstance(value, int) and value in _TURNS else 1
+
+
+def upright(image: Image.Image, turn: int) -> Image.Image:
+    """`image` as a viewer that honours orientation `turn` shows it."""
+    return image.transpose(_TURNS[turn]) if turn in _TURNS else image
+
+
+def normalise_transparency(image: Image.Image) -> None:
+    """Bring a PNG's transparent value to the 8-bit scale of the pixels that `load` will give.
+
+    Must run before `load`, which forgets how the samples are stored in the file.
+    """
+    value = image.info.get("transparency")
+    tiles = getattr(image, "tile", None)
+    if value is None or image.format != "PNG" or not tiles:
+        return
+    raw_mode = tiles[0][3]
+    if isinstance(value, int) and raw_mode in _GREY_SCALE:
+        image.info["transparency"] = value * _GREY_SCALE[raw_mode]
+    elif isinstance(value, tuple) and raw_mode == "RGB;16B":
+        image.info["transparency"] = tuple(sample >> 8 for sample in value)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any loaded picture as RGB, transparent parts on white, deep samples scaled (not clipped) to 8 bits."""
+    if image.mode.startswith("I;16"):
+        return _from_16_bits(image)
+    if image.mode in ("I", "F"):
+        return Image.fromarray(_scaled(np.asarray(image).astype(np.float64), image.mode)).convert("RGB")
+    if image.mode == "LAB":
+        return _from_lab(image)
+    if image.has_transparency_data:
+        return _on_white(image.convert("RGBA"))
+    return image.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    white.alpha_composite(image)
+    return white.convert("RGB")
+
+
+def _from_16_bits(image: Image.Image) -> Image.Image:
+    samples = np.asarray(image).astype(np.uint32)
+    grey = ((samples * 255 + 32767) // 65535).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        grey[samples == transparent] = 255
+    return Image.fromarray(grey).convert("RGB")
+
+
+def _scaled(samples: NDArray[np.float64], mode: str) -> NDArray[np.uint8]:
+    """8-bit samples from 32-bit ones, which no file format gives a fixed range.
+
+    Taken as what is customary where the values fit: integers as 16-bit, floats as 0..1, else as 0..255. What fits
+    neither is stretched from its least to its greatest value. NaN is black.
+    """
+    bound = float(np.finfo(np.float32).max)
+    finite = np.clip(np.where(np.isnan(samples), 0.0, samples), -bound, bound)
+    low, high = float(finite.min()), float(finite.max())
+    customary = (65535.0,) if mode == "I" else (1.0, 255.0)
+    top = next((limit for limit in customary if low >= 0 and high <= limit), None)
+    if top is None:
+        finite, top = finite - low, max(high - low, 1e-30)
+    return np.asarray(np.rint(finite * (255.0 / top)), dtype=np.uint8)
+
+
+def _from_lab(image: Image.Image) -> Image.Image:
+    try:
+        lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        converted = ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB")
+    except ImportError:
+        raise EncoderError(
+            ErrorCode.MEDIA_UNSUPPORTED, "LAB pictures need a Pillow with LittleCMS, which this server does not have"
+        ) from None
+    assert converted is not None  # only an in-place conversion returns nothing
+    return converted

@@ -1,0 +1,144 @@
+"""`HttpFrontEnd` on a real socket: vanishing clients, load, and the end of serving."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from spmd_encoder.api.types import ItemFailure
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.frontends.http.server import HttpFrontEnd
+from tests.harness.fake_service import FakeService, picture, size_embedding
+from tests.unit.test_http_wire import CONFIG, GOOD, Served, Wire, post, serve_fake
+
+pytestmark = pytest.mark.timeout(30)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    async with serve_fake() as served:
+        yield served
+
+
+async def test_a_vanished_client_cancels_at_once(served: Served) -> None:
+    served.service.gate.clear()
+    for number in range(3):
+        wire = await served.connect()
+        served.service.arrived.clear()
+        wire.send(post(GOOD, f"X-Request-Id: {number}"))
+        await served.service.arrived.wait()
+        assert served.service.reserved == len(GOOD)
+        wire.close()
+        async with asyncio.timeout(1):
+            while len(served.service.cancelled) <= number:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+    assert served.service.cancelled == ["0", "1", "2"]
+    half = await served.connect()
+    half.send(post(GOOD[:20], length=len(GOOD)))
+    await asyncio.sleep(0.05)
+    half.close()
+    await asyncio.sleep(0.05)
+    assert served.service.reserved == 0
+
+
+async def test_stop_closes_idle_connections_and_finishes_others(served: Served) -> None:
+    served.service.gate.clear()
+    idle, busy = await served.connect(), await served.connect()
+    idle.send(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await idle.reply()).status == 200
+    busy.send(post(GOOD))
+    await served.service.arrived.wait()
+    served.front_end.stop(10)
+    assert await idle.is_closed(within_s=1)
+    assert not served.front_end.is_serving
+    served.service.gate.set()
+    assert (await busy.reply()).status == 200
+    assert await busy.is_closed(within_s=1)
+    await asyncio.wait_for(served.serving, 1)
+
+
+async def test_cancelling_serve_ends_everything() -> None:
+    sock = socket.create_server(("127.0.0.1", 0))
+    service = FakeService()
+    service.gate.clear()
+    front_end = HttpFrontEnd(service, CONFIG, sock)
+    serving = asyncio.create_task(front_end.serve())
+    wire = Wire(*await asyncio.open_connection(*sock.getsockname()))
+    wire.send(post(GOOD))
+    await service.arrived.wait()
+    serving.cancel()
+    await asyncio.wait({serving}, timeout=3)
+    assert serving.cancelled()
+    assert len(service.cancelled) == 1
+    assert service.reserved == 0
+    reply = await wire.reply()
+    assert (reply.status, reply.code) == (503, "DRAINING")
+
+
+async def test_signals_are_left_alone(served: Served) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    async with httpx.AsyncClient() as client:
+        await client.get(f"http://127.0.0.1:{served.address[1]}/health")
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+async def test_many_clients_with_good_and_bad_items(served: Served) -> None:
+    url = f"http://127.0.0.1:{served.address[1]}/v1/encode"
+
+    async def one(client: httpx.AsyncClient, number: int) -> None:
+        images = [picture(number + 1), "data:,", picture(100)]
+        reply = await client.post(url, json={"items": [{"image": i} for i in images], "encoding_format": "float"})
+        first, second, third = reply.json()["data"]
+        assert first["embedding"] == [number + 1, 9]
+        assert second["error"]["code"] == "INVALID_REQUEST"
+        assert third["embedding"] == [100, 9]
+
+    async with httpx.AsyncClient(timeout=20) as client:
+        await asyncio.gather(*[one(client, number) for number in range(64)])
+
+
+async def test_large_bodies_and_replies_do_not_block_the_loop(served: Served) -> None:
+    """The largest pause of the loop, while 24 MiB of media and 16 MiB of embedding pass, is small."""
+    big = base64.b64encode(b"BM" + bytes(24 * 2**20)).decode()
+    body = json.dumps({"items": [{"image": f"data:;base64,{big}"}, {"image": picture(5)}]}).encode()
+    served.service.answer = lambda item: replace(size_embedding(item), shape=(2**22,), data=bytes(2**24))
+    loop = asyncio.get_running_loop()
+    worst = 0.0
+
+    async def watch() -> None:
+        nonlocal worst
+        while True:
+            before = loop.time()
+            await asyncio.sleep(0.001)
+            worst = max(worst, loop.time() - before)
+
+    wire = await served.connect()
+    watcher = asyncio.create_task(watch())
+    wire.send(post(body))
+    reply = await wire.reply()
+    watcher.cancel()
+    assert reply.status == 200
+    assert json.loads(reply.body)["data"][0]["error"]["code"] == "MEDIA_CORRUPT"
+    print(f"longest pause {worst * 1000:.0f} ms")
+    assert worst < 0.5
+
+
+async def test_server_errors_are_not_fatal(served: Served) -> None:
+    wire = await served.connect()
+    served.service.refusal = RuntimeError("boom")
+    wire.send(post(GOOD))
+    assert (await wire.reply()).code == "INTERNAL"
+    served.service.refusal = None
+    served.service.answer = lambda item: ItemFailure(error=EncoderError(ErrorCode.WORKER_DIED, "died"), replica=3)
+    wire.send(post(GOOD))
+    reply = await wire.reply()
+    assert (reply.status, reply.code, reply.headers["x-spmd-replica"]) == (500, "WORKER_DIED", "3")
