@@ -224,7 +224,7 @@ async def test_hanging_up_cancels(world: World) -> None:
     call = await world.hanging_call()
     call.cancel()
     async with asyncio.timeout(2):
-        while not world.service.cancelled:  # noqa: ASYNC110
+        while not world.service.cancelled:
             await asyncio.sleep(0.005)
     world.service.gate.set()
     assert (await world.encoded(5))[0][0] == "ok"

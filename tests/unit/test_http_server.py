@@ -38,7 +38,7 @@ async def test_a_vanished_client_cancels_at_once(served: Served) -> None:
         assert served.service.reserved == len(GOOD)
         wire.close()
         async with asyncio.timeout(1):
-            while len(served.service.cancelled) <= number:  # noqa: ASYNC110
+            while len(served.service.cancelled) <= number:
                 await asyncio.sleep(0.002)
     assert served.service.cancelled == ["0", "1", "2"]
     half = await served.connect()
