@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from spmd_encoder import __version__
@@ -315,3 +316,11 @@ def flags_table() -> str:
         default = "" if field.default is None else f"`{field.default}`"
         lines.append(f"| {names} | {default} | `{env_name(field)}` | {text} |")
     return "\n".join(lines) + "\n"
+
+
+def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Where made and fetched files are kept: `$XDG_CACHE_HOME/spmd_encoder`, or `~/.cache/spmd_encoder`."""
+    env = os.environ if environ is None else environ
+    base = env.get("XDG_CACHE_HOME", "")
+    # The XDG rules say that a relative path there is to be ignored.
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "spmd_encoder"

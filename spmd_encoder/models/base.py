@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Self
 
 import torch
 import torch.distributed as dist
@@ -59,6 +60,20 @@ class FamilyAdapter(ABC):
     embedding_dim: int
     tower_bytes: int
     """Bytes of the parameters that this rank holds."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, folder: Path, context: LoadContext) -> Self:
+        """This rank's shard of the checkpoint in `folder`. Collective: every rank of the group calls it.
+
+        Raises StartupError, one sentence, for whatever keeps the checkpoint from being served.
+        """
+
+    @classmethod
+    @abstractmethod
+    def tiny_checkpoint(cls, out: Path, seed: int) -> None:
+        """Write a tiny random checkpoint of this family with its processor's configuration into `out`
+        (made where missing). The same seed gives the same bytes on every machine."""
 
     @abstractmethod
     def cost_table(self) -> CostTable: ...

@@ -1,0 +1,144 @@
+"""From a `--model-path` to a folder with a checkpoint, and what its files say. No torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from spmd_encoder.errors import StartupError
+from spmd_encoder.models import demo, registry
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_JSON_PATTERNS = ["*.json"]
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def resolve_checkpoint(model_path: str, revision: str | None, cache: Path) -> Path:
+    """The checkpoint's folder: a local one, a demo model's (made in `cache` once per node), or the hub's snapshot.
+
+    Blocks while it downloads. The hub is asked for JSON files and for the safetensors shards that hold the tower
+    only; `HF_HUB_OFFLINE` and `HF_HOME` are honoured. Raises StartupError, one sentence that says what to do.
+    """
+    if model_path.startswith(demo.PREFIX):
+        return demo.prepare(model_path, cache)
+    folder = Path(model_path).expanduser()
+    if not folder.exists() and _HUB_ID.fullmatch(model_path):
+        folder = _from_hub(model_path, revision)
+    check_folder(folder)
+    return folder
+
+
+def check_folder(folder: Path) -> None:
+    """Raises StartupError unless `folder` has a readable config of a supported type and safetensors weights."""
+    if not folder.is_dir():
+        raise StartupError(
+            f"--model-path {folder}: there is no such folder; give a checkpoint folder, a hub id like org/name, "
+            f"or one of {', '.join(demo.names())}"
+        )
+    registry.find(read_model_type(folder))
+    if (folder / INDEX).exists() or (folder / SINGLE).exists():
+        return
+    pickled = sorted(p.name for pattern in _PICKLED for p in folder.glob(pattern))
+    if pickled:
+        raise StartupError(
+            f"{folder} holds its weights only as {pickled[0]}, a pickle, and reading a pickle can run any code: "
+            "convert the checkpoint to safetensors (save_pretrained of transformers does)"
+        )
+    raise StartupError(f"{folder} has neither {SINGLE} nor {INDEX}; download the checkpoint's safetensors files")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The parsed `config.json`. Raises StartupError where it is missing or is no JSON object."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except FileNotFoundError:
+        raise StartupError(f"{folder} has no config.json; --model-path must name a transformers checkpoint") from None
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{folder / 'config.json'} cannot be read ({error}); download the file again") from None
+    if not isinstance(config, dict):
+        raise StartupError(f"{folder / 'config.json'} is not a JSON object; download the file again")
+    return config
+
+
+def read_model_type(folder: Path) -> str:
+    """The checkpoint's `model_type`. Raises StartupError where there is none."""
+    model_type = read_config(folder).get("model_type")
+    if not isinstance(model_type, str):
+        raise StartupError(
+            f"{folder / 'config.json'} names no model_type; supported are: "
+            f"{', '.join(registry.supported_model_types())}"
+        )
+    return model_type
+
+
+def shard_keys(folder: Path) -> dict[str, tuple[str, ...]]:
+    """The weights' names by shard file, as the index says, or as the only file itself says.
+
+    Shards need not exist: whoever reads one finds out. Raises StartupError for an unreadable index or file.
+    """
+    index = folder / INDEX
+    if not index.exists():
+        return {SINGLE: _keys_of(folder / SINGLE)}
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        shards: dict[str, list[str]] = {}
+        for key, shard in weight_map.items():
+            # A shard is a file of this folder; a name with a path in it would lead out of it.
+            if Path(shard).name != shard:
+                raise ValueError(f"odd shard name {shard!r}")
+            shards.setdefault(shard, []).append(key)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StartupError(f"{index} is not a usable index ({error}); download the file again") from None
+    return {shard: tuple(keys) for shard, keys in shards.items()}
+
+
+def _keys_of(path: Path) -> tuple[str, ...]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return tuple(file.keys())
+    except (OSError, SafetensorError) as error:
+        raise StartupError(f"the weights file {path} cannot be read ({error}); download it again") from None
+
+
+def _from_hub(model_id: str, revision: str | None) -> Path:
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    def download(patterns: list[str]) -> Path:
+        return Path(snapshot_download(model_id, revision=revision, allow_patterns=patterns))
+
+    try:
+        folder = download(_JSON_PATTERNS)
+        entry = registry.find(read_model_type(folder))
+        return download(_JSON_PATTERNS + _tower_shards(folder, entry.tower_keys))
+    except GatedRepoError:
+        why = "its owner grants access on request; ask for it on the hub and log in with `hf auth login`"
+    except RepositoryNotFoundError:
+        why = "the hub has no such model (or it is private and you are not logged in)"
+    except LocalEntryNotFoundError:
+        # Checked here and not before: offline with a full cache is an ordinary way to start.
+        why = (
+            "it is not in the local cache and HF_HUB_OFFLINE is set"
+            if constants.HF_HUB_OFFLINE
+            else "it is not in the local cache and the hub cannot be reached"
+        )
+    except (HfHubHTTPError, OSError) as error:
+        why = f"the download failed ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+    raise StartupError(
+        f"--model-path {model_id}: there is no such folder, and as a hub model {why}; "
+        "or give a checkpoint folder that exists"
+    )
+
+
+def _tower_shards(folder: Path, prefixes: tuple[str, ...]) -> list[str]:
+    """Patterns of the shards that hold a key with one of `prefixes`; all shards where that cannot be told."""
+    if not prefixes or not (folder / INDEX).exists():
+        return ["*.safetensors"]
+    found = [s for s, keys in shard_keys(folder).items() if any(k.startswith(prefixes) for k in keys)]
+    return found or ["*.safetensors"]

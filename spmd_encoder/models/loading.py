@@ -1,0 +1,45 @@
+"""From a checkpoint's folder to a loaded adapter."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import torch
+
+from spmd_encoder.errors import StartupError
+from spmd_encoder.models import registry
+from spmd_encoder.models.base import FamilyAdapter, LoadContext
+from spmd_encoder.models.checkpoint import read_config, read_model_type
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def adapter_class(entry: registry.FamilyEntry) -> type[FamilyAdapter]:
+    """The family's adapter class; imports its module."""
+    module, _, name = entry.adapter.partition(":")
+    cls = getattr(importlib.import_module(module), name)
+    assert isinstance(cls, type) and issubclass(cls, FamilyAdapter), f"{entry.adapter} is no FamilyAdapter"
+    return cls
+
+
+def load_adapter(folder: Path, context: LoadContext) -> FamilyAdapter:
+    """This rank's shard of the checkpoint. Collective over `context.group`. Raises StartupError."""
+    return adapter_class(registry.find(read_model_type(folder))).load(folder, context)
+
+
+def resolve_dtype(wanted: str, folder: Path) -> torch.dtype:
+    """The dtype that `--dtype` means; `auto` is what `config.json` says, float32 where it says nothing.
+
+    Raises StartupError for a dtype that is not served.
+    """
+    name = wanted
+    if wanted == "auto":
+        config = read_config(folder)
+        # Newer files say `dtype`, older ones `torch_dtype`; some say it only of a part.
+        parts = [config, *(p for k in ("vision_config", "text_config") if isinstance(p := config.get(k), dict))]
+        said = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]
+        name = next((str(s).removeprefix("torch.") for s in said if s and s != "auto"), "float32")
+    if name not in _DTYPES:
+        raise StartupError(f"dtype {name} is not served; give --dtype {', '.join(_DTYPES)}")
+    return _DTYPES[name]

@@ -1,0 +1,89 @@
+"""Which family serves which checkpoint. Plain data, no torch: the keeper and the nursery read it too."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+from spmd_encoder.errors import StartupError
+
+_COMMON_PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "safetensors.torch",
+    "transformers.conversion_mapping",
+    "transformers.core_model_loading",
+    "transformers.modeling_utils",
+    # transformers imports these three at the first call of a model or a processor, not with the module.
+    "transformers.models.auto.configuration_auto",
+    "transformers.integrations.sdpa_attention",
+    "transformers.image_transforms",
+    "spmd_encoder.models.loading",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyEntry:
+    """One family. `adapter` is `module:Class`; `preload` are the modules that its first load would import.
+
+    `tower_keys` are the prefixes that the tower's weights have in checkpoints on the hub (old and new names);
+    a hub download takes only the shards that hold one. Empty means that all weights are the tower's.
+    """
+
+    family: str
+    model_types: tuple[str, ...]
+    adapter: str
+    preload: tuple[str, ...]
+    tower_keys: tuple[str, ...] = ()
+
+
+FAMILIES: tuple[FamilyEntry, ...] = (
+    FamilyEntry(
+        family="qwen2_5_vl",
+        model_types=("qwen2_5_vl",),
+        adapter="spmd_encoder.models.qwen2_5_vl:Qwen25VLAdapter",
+        preload=(
+            "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
+            "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
+        ),
+        tower_keys=("visual.", "model.visual."),
+    ),
+    FamilyEntry(
+        family="dinov2",
+        model_types=("dinov2",),
+        adapter="spmd_encoder.models.dinov2:Dinov2Adapter",
+        preload=(
+            "transformers.models.dinov2.modeling_dinov2",
+            "transformers.models.bit.image_processing_pil_bit",
+        ),
+    ),
+)
+
+
+def supported_model_types() -> tuple[str, ...]:
+    """All model types that can be served, sorted."""
+    return tuple(sorted(t for entry in FAMILIES for t in entry.model_types))
+
+
+def find(model_type: str) -> FamilyEntry:
+    """The family that answers to `model_type` (a checkpoint's `config.json` names it).
+
+    Raises StartupError that names the type and lists what is supported.
+    """
+    for entry in FAMILIES:
+        if model_type in entry.model_types:
+            return entry
+    raise StartupError(
+        f"model type {model_type!r} is not supported here; supported are: {', '.join(supported_model_types())}"
+    )
+
+
+def preload(model_type: str) -> None:
+    """Import everything that loading a checkpoint of this type would import, and start nothing.
+
+    Called in the process that workers are forked from, so that a fork has nothing left to import.
+    Raises StartupError for an unsupported type.
+    """
+    entry = find(model_type)
+    for module in (*_COMMON_PRELOAD, *entry.preload, entry.adapter.partition(":")[0]):
+        importlib.import_module(module)

@@ -1,0 +1,198 @@
+"""Loads the encoder half of a checkpoint into transformers' own class; the rest never takes memory.
+
+The class is built on the meta device, only the wanted weights get storage, and on a CPU they stay views of the
+mapped safetensors files, shared between ranks through the page cache: nothing here clones, or casts to an equal
+dtype. Functions of transformers that are not public are used in this module only (tested: 5.24).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    convert_and_load_state_dict_in_model,
+    rename_source_key,
+)
+from transformers.modeling_utils import LoadStateDictConfig
+from transformers.utils import logging as transformers_logging
+
+from spmd_encoder.errors import StartupError
+from spmd_encoder.models.base import LoadContext
+from spmd_encoder.models.checkpoint import shard_keys
+from spmd_encoder.models.sharding import TowerPlan, shard_tower, verify_sharding
+
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+ModelT = TypeVar("ModelT", bound=PreTrainedModel)
+LoadedT = TypeVar("LoadedT")
+
+
+def from_folder(cls: type[LoadedT], folder: Path) -> LoadedT:
+    """A configuration or processor of transformers, from local files only.
+
+    Raises StartupError where the folder's file is missing or not usable.
+    """
+    try:
+        loaded: LoadedT = cls.from_pretrained(folder, local_files_only=True, trust_remote_code=False)  # type: ignore[attr-defined]
+    except Exception as error:  # whatever transformers finds wrong with a file of the user's
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise StartupError(f"{folder}: {cls.__name__} cannot be read from this checkpoint ({first})") from None
+    return loaded
+
+
+def load_tower(
+    cls: type[ModelT], config: PreTrainedConfig, folder: Path, keep: str, plan: TowerPlan, context: LoadContext
+) -> ModelT:
+    """`cls` with this rank's share of the modules under `keep` ("" for all) on the device, the rest on meta.
+
+    `keep` is a module path; its weights are in `context.dtype`, its non-persistent buffers as the model makes
+    them. The model is in eval mode and without gradients. Collective over the group (`verify_sharding`).
+    Raises StartupError that names a shard that is missing or broken, or weights that are missing.
+    """
+    model = load_whole(cls, config, folder, keep, context.dtype)
+    probes = shard_tower(model, plan, context.group)
+    place(model, context)
+    for probe in probes:
+        place(probe.full, context)
+    verify_sharding(probes)
+    return model
+
+
+def load_whole(
+    cls: type[ModelT], config: PreTrainedConfig, folder: Path, keep: str, fallback_dtype: torch.dtype
+) -> ModelT:
+    """`load_tower` on the CPU, before any cutting and in the dtype that the files have.
+
+    `fallback_dtype` is used instead where the files mix dtypes.
+    """
+    prefix = f"{keep}." if keep else ""
+    shards = shard_keys(folder)
+    with ExitStack() as files:
+        # Names and renames do not depend on the dtype, which only the files can tell.
+        model = _on_meta(cls, config, fallback_dtype)
+        slices = _pick(model, folder, shards, prefix, files)
+        stored = {_FLOATS.get(tensor.get_dtype()) for tensor in slices.values()}
+        if None in stored:
+            raise StartupError(f"{folder}: the encoder's weights are quantised, which is not supported here")
+        if len(stored) == 1 and (dtype := stored.pop()) is not None and dtype != fallback_dtype:
+            model = _on_meta(cls, config, dtype)
+        _fill(model, folder, slices, prefix)
+    _make_buffers(model, prefix)
+    left = [n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta and n.startswith(prefix)]
+    if left:
+        raise StartupError(f"{folder}: {len(left)} tensors of the encoder got no value, first {left[0]}")
+    model.train(False)
+    model.requires_grad_(False)
+    return model
+
+
+def place(module: nn.Module, context: LoadContext) -> None:
+    """Bring all that is not on meta to the device, parameters to the dtype too. What is right already stays."""
+    for parameter in module.parameters():
+        if not parameter.is_meta:
+            parameter.data = parameter.data.to(context.device, context.dtype)
+    for owner in module.modules():
+        for name, buffer in owner.named_buffers(recurse=False):
+            if not buffer.is_meta:
+                setattr(owner, name, buffer.to(context.device))
+
+
+def real_bytes(module: nn.Module) -> int:
+    """Bytes of the parameters that are not on meta."""
+    return sum(p.numel() * p.element_size() for p in module.parameters() if not p.is_meta)
+
+
+def _on_meta(cls: type[ModelT], config: PreTrainedConfig, dtype: torch.dtype) -> ModelT:
+    build: Any = cls._from_config
+    with torch.device("meta"):
+        model: ModelT = build(config, dtype=dtype, attn_implementation="sdpa")
+    return model
+
+
+def _pick(
+    model: PreTrainedModel, folder: Path, shards: dict[str, tuple[str, ...]], prefix: str, files: ExitStack
+) -> dict[str, Any]:
+    """Lazy slices of the wanted weights by their names in the files. Other shards are not opened."""
+    mapping = get_model_conversion_mapping(model)
+    renamings = [m for m in mapping if isinstance(m, WeightRenaming)]
+    converters = [m for m in mapping if isinstance(m, WeightConverter)]
+    names = model.state_dict()
+
+    def wanted(key: str) -> bool:
+        renamed, _ = rename_source_key(key, renamings, converters, model.base_model_prefix, names)
+        return renamed in names and renamed.startswith(prefix)
+
+    slices: dict[str, Any] = {}
+    for shard, keys in sorted(shards.items()):
+        picked = sorted(key for key in keys if wanted(key))
+        if not picked:
+            continue
+        try:
+            file = files.enter_context(safe_open(folder / shard, framework="pt", device="cpu"))
+            slices.update({key: file.get_slice(key) for key in picked})
+        except FileNotFoundError:
+            raise StartupError(f"{folder} lacks the weights file {shard}, which its index names; download it") from None
+        except (OSError, SafetensorError) as error:
+            raise StartupError(f"the weights file {folder / shard} is broken ({error}); download it again") from None
+    return slices
+
+
+def _fill(model: PreTrainedModel, folder: Path, slices: dict[str, Any], prefix: str) -> None:
+    # A fresh mapping: some renamings keep state while keys are renamed.
+    mapping: Any = get_model_conversion_mapping(model)
+    config = LoadStateDictConfig(dtype=model.dtype, device_map={"": "cpu"}, weight_mapping=mapping)
+    with no_progress_bar():
+        info, _ = convert_and_load_state_dict_in_model(model, slices, config)
+    missing = sorted(key for key in info.missing_keys if key.startswith(prefix))
+    if missing:
+        raise StartupError(f"{folder} lacks {len(missing)} weights of the encoder, first {missing[0]}")
+    if info.mismatched_keys:
+        key, found, expected = sorted(info.mismatched_keys, key=str)[0]
+        raise StartupError(
+            f"{folder}: the weight {key} has shape {tuple(found)} where config.json asks for {tuple(expected)}"
+        )
+    if info.conversion_errors:
+        raise StartupError(f"{folder}: the weight {sorted(info.conversion_errors)[0]} cannot be converted")
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """No bars of transformers: reading takes a second at most, and every rank would draw one into the log."""
+    switches: Any = transformers_logging
+    enabled = switches.is_progress_bar_enabled()
+    switches.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            switches.enable_progress_bar()
+
+
+def _make_buffers(model: PreTrainedModel, prefix: str) -> None:
+    """Give non-persistent buffers (rotary frequencies) their values, which no file has, by the model's own rule.
+
+    `_init_weights` of the nearest model class knows it; all else of the module is marked as initialised before.
+    """
+    owners: dict[str, PreTrainedModel] = {n: m for n, m in model.named_modules() if isinstance(m, PreTrainedModel)}
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            stale = [n for n, b in module.named_buffers(recurse=False) if b.is_meta]
+            if not stale or not f"{name}.".startswith(prefix):
+                continue
+            for buffer in stale:
+                setattr(module, buffer, torch.empty_like(getattr(module, buffer), device="cpu"))
+            for tensor in module.parameters(recurse=False):
+                tensor._is_hf_initialized = True
+            owner = max((n for n in owners if f"{name}.".startswith(f"{n}." if n else "")), key=len)
+            initialise: Any = owners[owner]._init_weights
+            initialise(module)

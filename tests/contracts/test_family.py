@@ -1,0 +1,199 @@
+"""What every model family promises, checked for each line of the registry against transformers' whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import skimage.data
+import torch
+import torch.distributed as dist
+import transformers
+from PIL import Image
+from torch import Tensor
+
+from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
+from spmd_encoder.models import registry
+from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, TowerOutput
+from spmd_encoder.models.checkpoint import check_folder, read_model_type
+from spmd_encoder.models.loading import adapter_class, load_adapter, resolve_dtype
+
+TOLERANCE = 1e-6
+"""Largest difference over largest value at TP = 1."""
+
+Reference = Callable[[Any, dict[str, Tensor]], tuple[Tensor, Tensor | None]]
+
+
+def _qwen2_5_vl(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    return model.get_image_features(**inputs).pooler_output[0], None
+
+
+def _dinov2(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    out = model(**inputs)
+    return out.last_hidden_state[0, 1:], out.pooler_output[0]
+
+
+# How transformers' whole model is asked for one picture. A new family adds its line here.
+REFERENCES: dict[str, tuple[str, Reference]] = {
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl),
+    "dinov2": ("Dinov2Model", _dinov2),
+}
+
+
+def pictures() -> list[Image.Image]:
+    astronaut = Image.fromarray(skimage.data.astronaut())
+    cat = Image.fromarray(skimage.data.chelsea())
+    return [
+        astronaut.resize((224, 224)),
+        cat.resize((300, 200)),
+        astronaut.resize((61, 340)),
+        Image.new("RGB", (1, 1), (200, 30, 90)),
+        cat.resize((500, 40)),
+        Image.linear_gradient("L").convert("RGB").resize((130, 120)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[dist.ProcessGroup]:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+class Case:
+    """One family's tiny checkpoint, loaded by us and, whole, by transformers."""
+
+    def __init__(self, entry: registry.FamilyEntry, folder: Path, group: dist.ProcessGroup) -> None:
+        adapter_class(entry).tiny_checkpoint(folder, seed=3)
+        self.entry = entry
+        self.folder = folder
+        self.context = LoadContext(dtype=torch.float32, device=torch.device("cpu"), group=group)
+        self.adapter = load_adapter(folder, self.context)
+        name, self._ask = REFERENCES[entry.family]
+        self._whole = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
+        self._processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+
+    def reference(self, image: Image.Image) -> tuple[Tensor, Tensor | None]:
+        with torch.inference_mode():
+            return self._ask(self._whole, dict(self._processor(images=image, return_tensors="pt")))
+
+    def run(self, items: list[Features]) -> list[TowerOutput]:
+        with torch.inference_mode():
+            return self.adapter.forward(self.adapter.pack(items))
+
+
+@pytest.fixture(scope="module", params=registry.FAMILIES, ids=lambda entry: entry.family)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, group: dist.ProcessGroup) -> Case:
+    entry: registry.FamilyEntry = request.param
+    return Case(entry, tmp_path_factory.mktemp(entry.family), group)
+
+
+def close(got: Tensor | None, want: Tensor | None, tolerance: float = TOLERANCE) -> bool:
+    if got is None or want is None:
+        return got is want
+    return got.shape == want.shape and bool((got - want).abs().max() <= tolerance * want.abs().max())
+
+
+def test_a_picture_alone_equals_transformers(case: Case) -> None:
+    for image in pictures():
+        (out,) = case.run([case.adapter.preprocess(image)])
+        tokens, pooled = case.reference(image)
+        assert close(out.tokens, tokens), image.size
+        assert close(out.pooled, pooled), image.size
+
+
+def test_a_batch_equals_its_pictures_in_any_order(case: Case) -> None:
+    features = [case.adapter.preprocess(image) for image in pictures()]
+    alone = [case.run([item])[0] for item in features]
+    for order in (range(6), (5, 0, 3, 1, 4, 2), (2, 2, 0)):
+        keys = {case.adapter.batch_key(features[i]) for i in order}
+        assert len(keys) == 1, "these pictures are meant to merge"
+        for i, out in zip(order, case.run([features[i] for i in order]), strict=True):
+            assert close(out.tokens, alone[i].tokens)
+            assert close(out.pooled, alone[i].pooled)
+
+
+def test_promises_are_kept(case: Case) -> None:
+    adapter = case.adapter
+    for image in pictures():
+        features = adapter.preprocess(image)
+        (out,) = case.run([features])
+        assert out.tokens.shape == (features.num_tokens, adapter.embedding_dim)
+        assert out.pooled is None or out.pooled.shape == (adapter.embedding_dim,)
+        assert bool(torch.isfinite(out.tokens).all())
+        assert features.grid is not None
+        t, h, w = features.grid
+        assert features.cost == t * h * w
+
+
+def test_results_are_bit_stable_and_depend_on_the_picture(case: Case) -> None:
+    first, second, *_ = (case.adapter.preprocess(image) for image in pictures())
+    one, again, other = case.run([first])[0], case.run([first])[0], case.run([second])[0]
+    assert torch.equal(one.tokens, again.tokens)
+    assert not torch.allclose(one.tokens.mean(0), other.tokens.mean(0), atol=1e-3)
+
+
+def test_the_price_from_the_header_is_near_the_real_cost(case: Case) -> None:
+    table = case.adapter.cost_table()
+    for size in ((224, 224), (640, 480), (1920, 1080), (333, 1000)):
+        cost = case.adapter.preprocess(Image.new("RGB", size)).cost
+        assert abs(table.image_tokens(*size) - cost) <= 0.25 * cost, size
+
+
+def test_declarations_fit_together(case: Case) -> None:
+    adapter: FamilyAdapter = case.adapter
+    assert adapter.family == case.entry.family
+    assert adapter.model_types == case.entry.model_types
+    assert read_model_type(case.folder) in adapter.model_types
+    assert adapter.default_output in adapter.outputs
+    assert adapter.tower_bytes > 0
+    check_folder(case.folder)
+    assert resolve_dtype("auto", case.folder) is torch.float32
+
+
+def test_small_and_long_pictures_work_or_are_refused_clearly(case: Case) -> None:
+    for size in ((1, 1), (1, 2), (3, 1), (3, 3), (1, 200), (200, 1), (3, 500), (27, 29)):
+        features = case.adapter.preprocess(Image.new("RGB", size, (255, 0, 0)))
+        red, green = _channel_means(features)
+        assert red > green, f"{size}: the channels were mixed up"
+    for size in ((1, 201), (5000, 2)):
+        with pytest.raises(EncoderError, match=f"{size[0]} x {size[1]} pixels") as caught:
+            case.adapter.preprocess(Image.new("RGB", size))
+        assert caught.value.code is ErrorCode.MEDIA_CORRUPT
+
+
+def _channel_means(features: Features) -> tuple[float, float]:
+    """Red and green of a picture's model-ready pixels: both families keep the channels in blocks of equal size."""
+    pixels = features.tensors["pixel_values"].reshape(features.tensors["pixel_values"].shape[0], 3, -1)
+    return float(pixels[:, 0].mean()), float(pixels[:, 1].mean())
+
+
+def test_half_precision_works(case: Case, group: dist.ProcessGroup) -> None:
+    context = LoadContext(dtype=torch.bfloat16, device=torch.device("cpu"), group=group)
+    adapter = load_adapter(case.folder, context)
+    image = pictures()[0]
+    with torch.inference_mode():
+        (out,) = adapter.forward(adapter.pack([adapter.preprocess(image)]))
+    assert out.tokens.dtype is torch.bfloat16
+    assert adapter.tower_bytes == case.adapter.tower_bytes // 2
+    assert close(out.tokens.float(), case.reference(image)[0], tolerance=0.1)
+
+
+def test_the_tiny_checkpoint_is_the_same_bytes_for_the_same_seed(case: Case, tmp_path: Path) -> None:
+    cls = adapter_class(case.entry)
+    cls.tiny_checkpoint(tmp_path / "same", seed=3)
+    cls.tiny_checkpoint(tmp_path / "other", seed=4)
+    mine = (case.folder / "model.safetensors").read_bytes()
+    assert (tmp_path / "same" / "model.safetensors").read_bytes() == mine
+    assert (tmp_path / "other" / "model.safetensors").read_bytes() != mine
+
+
+def test_a_missing_processor_is_named(case: Case, tmp_path: Path, group: dist.ProcessGroup) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(case.folder / name)
+    with pytest.raises(StartupError, match="ImageProcessor"):
+        load_adapter(tmp_path, case.context)

@@ -1,0 +1,182 @@
+"""TP = 2, 3, 4 under a real torchrun give the numbers of transformers' whole model, for every family.
+
+The file is its own program: torchrun runs it on every rank, once per size, over all checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOLERANCE = 1e-5
+"""Largest difference over largest value at TP > 1."""
+
+CLASSES = {
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "dinov2": "Dinov2Model",
+    "dinov2-swiglu": "Dinov2Model",
+}
+
+
+def write_checkpoints(root: Path) -> None:
+    from transformers import Dinov2Config, Dinov2Model
+
+    from spmd_encoder.models import registry
+    from spmd_encoder.models.loading import adapter_class
+    from spmd_encoder.models.tiny import write_random
+
+    for entry in registry.FAMILIES:
+        adapter_class(entry).tiny_checkpoint(root / entry.family, seed=5)
+    from transformers import BitImageProcessorPil
+
+    config = Dinov2Config(hidden_size=48, num_hidden_layers=2, num_attention_heads=6, image_size=112, patch_size=14)
+    config.use_swiglu_ffn = True  # as in DINOv2 giant
+    processor = BitImageProcessorPil(crop_size={"height": 112, "width": 112})
+    write_random(Dinov2Model, config, processor, root / "dinov2-swiglu", seed=5)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tp")
+    write_checkpoints(root)
+    return root
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_split_towers_equal_whole_ones(checkpoints: Path, tmp_path: Path, size: int) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    report = tmp_path / "report.json"
+    done = subprocess.run(
+        [*command, __file__, str(checkpoints), str(report)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(report.read_text())
+    print(found)
+    for name in CLASSES:
+        assert found[name]["difference"] <= TOLERANCE, found
+        assert found[name]["bfloat16_difference"] <= 0.1, found
+        # No rank holds the whole tower, and nothing but what cannot be split is held twice.
+        assert found[name]["largest_share"] < 0.8, found
+    assert "differs from the whole one" in found["wrong slices"]
+    assert "has 4 blocks instead of 5" in found["wrong plan"]
+    assert "use --tp-size 1" in found["wrong plan"]
+    assert "--tp-size must be at most 1" in found["too few heads"]
+
+
+def relative(got: Any, want: Any) -> float:
+    return float((got.float() - want).abs().max() / want.abs().max())
+
+
+def compare(folder: Path, cls: str, group: Any) -> dict[str, float]:
+    """Differences between this group's split tower and transformers' whole model, singles and one mixed batch."""
+    import skimage.data
+    import torch
+    import torch.distributed as dist
+    import transformers
+    from PIL import Image
+
+    from spmd_encoder.models.base import LoadContext
+    from spmd_encoder.models.loading import load_adapter
+
+    cpu = torch.device("cpu")
+    whole: Any = getattr(transformers, cls).from_pretrained(folder, dtype=torch.float32).eval()
+    cat = Image.fromarray(skimage.data.chelsea())
+    pictures = [cat.resize((150, 224)), cat.resize((300, 120)), cat.resize((40, 40))]
+    adapter = load_adapter(folder, LoadContext(dtype=torch.float32, device=cpu, group=group))
+    half = load_adapter(folder, LoadContext(dtype=torch.bfloat16, device=cpu, group=group))
+    features = [adapter.preprocess(picture) for picture in pictures]
+    worst, worst_half = 0.0, 0.0
+    with torch.inference_mode():
+        together = adapter.forward(adapter.pack(features))
+        for item, in_batch in zip(features, together, strict=True):
+            batch = adapter.pack([item])
+            if cls.startswith("Qwen"):
+                want, pooled = whole.get_image_features(**batch).pooler_output[0], None
+            else:
+                out = whole(**batch)
+                want, pooled = out.last_hidden_state[0, 1:], out.pooler_output[0]
+            (alone,) = adapter.forward(batch)
+            worst = max(worst, relative(alone.tokens, want), relative(in_batch.tokens, want))
+            if pooled is not None:
+                worst = max(worst, relative(alone.pooled, pooled), relative(in_batch.pooled, pooled))
+            worst_half = max(worst_half, relative(half.forward(half.pack([item]))[0].tokens, want))
+    tower = whole.model.visual if cls.startswith("Qwen") else whole
+    share = adapter.tower_bytes / sum(p.numel() * p.element_size() for p in tower.parameters())
+    # Every rank's numbers count, not rank 0's alone.
+    numbers = torch.tensor([worst, worst_half, share])
+    dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=group)
+    return dict(zip(("difference", "bfloat16_difference", "largest_share"), numbers.tolist(), strict=True))
+
+
+def refusals(root: Path, group: Any) -> dict[str, str]:
+    """What is said of a wrong slicing, of a model that the plan does not fit, and of too few heads."""
+    import dataclasses
+    from unittest import mock
+
+    import torch
+
+    from spmd_encoder.errors import StartupError
+    from spmd_encoder.models import qwen2_5_vl, sharding
+    from spmd_encoder.models.base import LoadContext
+    from spmd_encoder.models.loading import load_adapter
+
+    context = LoadContext(dtype=torch.float32, device=torch.device("cpu"), group=group)
+
+    def reason(patch: Any) -> str:
+        try:
+            with patch:
+                load_adapter(root / "qwen2_5_vl", context)
+        except StartupError as error:
+            return error.message
+        return "nothing was refused"
+
+    plan_of: Callable[[Any], sharding.TowerPlan] = qwen2_5_vl._plan
+
+    def longer(config: Any) -> sharding.TowerPlan:
+        return dataclasses.replace(plan_of(config), num_blocks=5)
+
+    def one_head(config: Any) -> sharding.TowerPlan:
+        plan = plan_of(config)
+        attention = dataclasses.replace(plan.in_block[0], heads="num_key_value_groups")
+        return dataclasses.replace(plan, in_block=(attention, *plan.in_block[1:]))
+
+    def same_for_all(count: int, size: int, rank: int) -> tuple[int, int]:
+        return 0, count // size
+
+    return {
+        "wrong slices": reason(mock.patch.object(sharding, "bounds", same_for_all)),
+        "wrong plan": reason(mock.patch.object(qwen2_5_vl, "_plan", longer)),
+        "too few heads": reason(mock.patch.object(qwen2_5_vl, "_plan", one_head)),
+    }
+
+
+def main(root: Path, report: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    group = dist.group.WORLD
+    found: dict[str, Any] = {name: compare(root / name, cls, group) for name, cls in CLASSES.items()}
+    found |= refusals(root, group)
+    if dist.get_rank() == 0:
+        report.write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,288 @@
+"""Checkpoints: what is refused and how, and which bytes of a good one ever reach memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from spmd_encoder.errors import StartupError
+from spmd_encoder.models import checkpoint, qwen2_5_vl, registry
+from spmd_encoder.models.base import LoadContext
+from spmd_encoder.models.checkpoint import check_folder, resolve_checkpoint
+from spmd_encoder.models.dinov2 import Dinov2Adapter
+from spmd_encoder.models.loading import load_adapter, resolve_dtype
+from spmd_encoder.models.qwen2_5_vl import Qwen25VLAdapter
+
+
+@pytest.fixture(scope="module")
+def context() -> Iterator[LoadContext]:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield LoadContext(dtype=torch.float32, device=torch.device("cpu"), group=dist.group.WORLD)
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen")
+    Qwen25VLAdapter.tiny_checkpoint(folder, seed=0)
+    return folder
+
+
+@pytest.fixture
+def sharded(qwen: Path, tmp_path: Path) -> Path:
+    """The same checkpoint in three shards: two with parts of the tower, one with the language model."""
+    weights = load_file(qwen / "model.safetensors")
+    tower = sorted(key for key in weights if "visual" in key)
+    parts = {"a": tower[::2], "b": tower[1::2], "c": [key for key in weights if "visual" not in key]}
+    assert parts["c"]
+    for name, keys in parts.items():
+        save_file({key: weights[key] for key in keys}, tmp_path / f"{name}.safetensors")
+    index = {"weight_map": {key: f"{name}.safetensors" for name, keys in parts.items() for key in keys}}
+    (tmp_path / checkpoint.INDEX).write_text(json.dumps(index))
+    for name in ("config.json", "preprocessor_config.json"):
+        shutil.copy(qwen / name, tmp_path)
+    return tmp_path
+
+
+def mapped_files() -> list[tuple[int, int, str]]:
+    spans = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        low, high = (int(part, 16) for part in fields[0].split("-"))
+        spans.append((low, high, fields[5] if len(fields) > 5 else ""))
+    return spans
+
+
+def file_behind(tensor: torch.Tensor) -> str:
+    address = tensor.data_ptr()
+    return next(path for low, high, path in mapped_files() if low <= address < high)
+
+
+def model_of(adapter: Any) -> torch.nn.Module:
+    model = adapter._model
+    assert isinstance(model, torch.nn.Module)
+    return model
+
+
+def test_the_language_model_gets_no_memory(sharded: Path, context: LoadContext) -> None:
+    (sharded / "c.safetensors").unlink()  # not even its file is needed
+    model = model_of(load_adapter(sharded, context))
+    parts = {name: p for name, p in model.named_parameters() if not name.startswith("model.visual.")}
+    assert len(parts) > 10
+    assert all(p.is_meta for p in parts.values())
+
+
+def test_weights_stay_in_the_mapped_files(sharded: Path, context: LoadContext) -> None:
+    model = model_of(load_adapter(sharded, context))
+    tower = {name: p for name, p in model.named_parameters() if name.startswith("model.visual.")}
+    assert {Path(file_behind(p)).suffix for p in tower.values()} == {".safetensors"}
+    assert not any(p.requires_grad for p in tower.values())
+    assert not model.training
+
+
+def test_a_cast_copies_only_what_must_be(qwen: Path, context: LoadContext) -> None:
+    half = LoadContext(dtype=torch.bfloat16, device=context.device, group=context.group)
+    model = model_of(load_adapter(qwen, half))
+    tower = [p for name, p in model.named_parameters() if name.startswith("model.visual.")]
+    assert {p.dtype for p in tower} == {torch.bfloat16}
+    # The rotary table is no parameter: transformers keeps it in float32 whatever the dtype.
+    assert {b.dtype for n, b in model.named_buffers() if n.startswith("model.visual.")} == {torch.float32}
+
+
+def test_a_rank_alone_takes_a_model_that_the_plan_does_not_fit(
+    qwen: Path, context: LoadContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_of = qwen2_5_vl._plan
+    monkeypatch.setattr(qwen2_5_vl, "_plan", lambda config: dataclasses.replace(plan_of(config), num_blocks=5))
+    assert load_adapter(qwen, context).tower_bytes > 0
+
+
+def test_a_missing_shard_is_named(sharded: Path, context: LoadContext) -> None:
+    (sharded / "b.safetensors").unlink()
+    with pytest.raises(StartupError, match=r"lacks the weights file b\.safetensors"):
+        load_adapter(sharded, context)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "empty"])
+def test_a_corrupt_shard_is_named(sharded: Path, context: LoadContext, damage: str) -> None:
+    shard = sharded / "a.safetensors"
+    good = shard.read_bytes()
+    shard.write_bytes({"truncated": good[:-100], "garbage": b"\xff" * 500, "empty": b""}[damage])
+    with pytest.raises(StartupError, match=r"a\.safetensors is broken"):
+        load_adapter(sharded, context)
+
+
+def test_a_corrupt_single_file_is_named(qwen: Path, tmp_path: Path, context: LoadContext) -> None:
+    shutil.copytree(qwen, tmp_path, dirs_exist_ok=True)
+    (tmp_path / checkpoint.SINGLE).write_bytes(b"no safetensors")
+    with pytest.raises(StartupError, match=r"model\.safetensors cannot be read"):
+        load_adapter(tmp_path, context)
+
+
+def test_missing_and_misshapen_weights_are_named(qwen: Path, tmp_path: Path, context: LoadContext) -> None:
+    shutil.copytree(qwen, tmp_path, dirs_exist_ok=True)
+    weights = load_file(qwen / checkpoint.SINGLE)
+    (key,) = (k for k in weights if k.endswith("visual.blocks.1.norm1.weight"))
+    save_file(weights | {key: torch.zeros(7)}, tmp_path / checkpoint.SINGLE)
+    with pytest.raises(StartupError, match=r"blocks\.1\.norm1\.weight has shape \(7,\)"):
+        load_adapter(tmp_path, context)
+    del weights[key]
+    save_file(weights, tmp_path / checkpoint.SINGLE)
+    with pytest.raises(StartupError, match=r"lacks 1 weights of the encoder, first .*blocks\.1\.norm1\.weight"):
+        load_adapter(tmp_path, context)
+
+
+def test_quantised_towers_are_refused(qwen: Path, tmp_path: Path, context: LoadContext) -> None:
+    shutil.copytree(qwen, tmp_path, dirs_exist_ok=True)
+    weights = load_file(qwen / checkpoint.SINGLE)
+    save_file({k: v.to(torch.int8) for k, v in weights.items()}, tmp_path / checkpoint.SINGLE)
+    with pytest.raises(StartupError, match="quantised"):
+        load_adapter(tmp_path, context)
+
+
+def test_old_dinov2_names_and_mixed_dtypes_load_too(tmp_path: Path, context: LoadContext) -> None:
+    Dinov2Adapter.tiny_checkpoint(tmp_path, seed=1)
+    before = dict(model_of(load_adapter(tmp_path, context)).state_dict())
+    weights = load_file(tmp_path / checkpoint.SINGLE)
+    old = {f"dinov2.{k.replace('.attention.q_proj.', '.attention.attention.query.')}": v for k, v in weights.items()}
+    old = {k: v.double() if k.endswith("norm1.weight") else v for k, v in old.items()}
+    # A classifier on top is not ours to load.
+    save_file(old | {"classifier.weight": torch.zeros(10, 96)}, tmp_path / checkpoint.SINGLE)
+    after = model_of(load_adapter(tmp_path, context)).state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_a_pickled_checkpoint_is_refused_with_a_reason(qwen: Path, tmp_path: Path) -> None:
+    shutil.copy(qwen / "config.json", tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(StartupError, match=r"pytorch_model\.bin, a pickle.*safetensors"):
+        check_folder(tmp_path)
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(StartupError, match=r"neither model\.safetensors nor"):
+        check_folder(tmp_path)
+
+
+def test_an_unsupported_type_is_refused_by_name_with_the_list(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(StartupError, match=r"'llama' is not supported here; supported are: dinov2, qwen2_5_vl"):
+        resolve_checkpoint(str(tmp_path), None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "no config.json"), ("{", "cannot be read"), ("[]", "not a JSON object"), ("{}", "names no model_type")],
+)
+def test_a_bad_config_is_one_sentence(tmp_path: Path, text: str | None, words: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(StartupError, match=words):
+        resolve_checkpoint(str(tmp_path), None, tmp_path)
+
+
+def test_a_missing_folder_says_what_can_be_given(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"no such folder.*demo:dinov2-small"):
+        resolve_checkpoint(str(tmp_path / "nothing"), None, tmp_path)
+
+
+def test_an_index_cannot_lead_out_of_the_folder(sharded: Path, context: LoadContext) -> None:
+    index = sharded / checkpoint.INDEX
+    index.write_text(index.read_text().replace("a.safetensors", "../a.safetensors"))
+    with pytest.raises(StartupError, match="not a usable index"):
+        load_adapter(sharded, context)
+
+
+def test_the_hub_is_asked_for_the_towers_shards_only(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked: list[list[str]] = []
+
+    def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        assert (repo, revision) == ("some/model", "main")
+        asked.append(allow_patterns)
+        return str(sharded)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_checkpoint("some/model", "main", sharded) == sharded
+    assert asked == [["*.json"], ["*.json", "a.safetensors", "b.safetensors"]]
+
+
+def test_offline_without_the_model_is_one_sentence(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from spmd_encoder.errors import StartupError\n"
+        "from spmd_encoder.models.checkpoint import resolve_checkpoint\n"
+        "try: resolve_checkpoint('some/model', None, Path('.'))\n"
+        "except StartupError as error: print(error.message)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    env = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": "/usr/bin"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert "HF_HUB_OFFLINE is set" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("model_type", registry.supported_model_types())
+def test_preload_starts_no_thread_and_leaves_little_to_import(model_type: str, tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from spmd_encoder.models import registry\n"
+        "assert 'torch' not in sys.modules\n"
+        f"registry.preload({model_type!r})\n"
+        "assert len(os.listdir('/proc/self/task')) == 1, 'a thread was started'\n"
+        "before = set(sys.modules)\n"
+        "import torch, torch.distributed as dist\n"
+        "from PIL import Image\n"
+        "from spmd_encoder.models.base import LoadContext\n"
+        "from spmd_encoder.models.loading import adapter_class, load_adapter\n"
+        "folder = Path(sys.argv[1])\n"
+        f"adapter_class(registry.find({model_type!r})).tiny_checkpoint(folder, 0)\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "context = LoadContext(dtype=torch.float32, device=torch.device('cpu'), group=dist.group.WORLD)\n"
+        "adapter = load_adapter(folder, context)\n"
+        "with torch.inference_mode():\n"
+        "    adapter.forward(adapter.pack([adapter.preprocess(Image.new('RGB', (50, 50)))]))\n"
+        "late = sorted(set(sys.modules) - before)\n"
+        "assert len(late) < 15, late\n"
+        "dist.destroy_process_group()\n"
+    )
+    env = {"OMP_NUM_THREADS": "1", "PATH": "/usr/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "model")], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_auto_dtype_is_the_configs(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    for text, dtype in (
+        ('{"torch_dtype": "bfloat16"}', torch.bfloat16),
+        ('{"dtype": "float16"}', torch.float16),
+        ('{"vision_config": {"dtype": "bfloat16"}}', torch.bfloat16),
+        ("{}", torch.float32),
+    ):
+        config.write_text(text)
+        assert resolve_dtype("auto", tmp_path) is dtype
+    assert resolve_dtype("float32", tmp_path) is torch.float32
+    config.write_text('{"dtype": "float8_e4m3fn"}')
+    with pytest.raises(StartupError, match="float8_e4m3fn is not served"):
+        resolve_dtype("auto", tmp_path)
+
+
+def test_shards_are_listed_without_an_index(qwen: Path) -> None:
+    with safe_open(qwen / checkpoint.SINGLE, framework="pt") as file:
+        assert set(checkpoint.shard_keys(qwen)[checkpoint.SINGLE]) == set(file.keys())
