@@ -39,13 +39,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     probe: bool = False
 
 
-class Encode(Message):
+class Encode(Message, frozen=True):
     """Followed by one media frame per job, in order."""
 
     jobs: tuple[Job, ...]
 
 
-class Cancel(Message):
+class Cancel(Message, frozen=True):
     """Forget these jobs; one that has not begun its forward never will."""
 
     job_ids: tuple[int, ...]
@@ -57,7 +57,7 @@ ToScheduler = Encode | Cancel
 # scheduler -> dispatcher
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """A replica's leader is up. `token` proves that it belongs to this world."""
 
     protocol: int
@@ -71,7 +71,7 @@ class Hello(Message):
     tower_bytes: int
 
 
-class Completed(Message):
+class Completed(Message, frozen=True):
     """Followed by one frame: the embedding's little-endian C-order bytes."""
 
     job_id: int
@@ -83,7 +83,7 @@ class Completed(Message):
     times: StageTimes
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     job_id: int
     code: ErrorCode
     message: str
@@ -106,7 +106,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     batch_size_counts: tuple[tuple[int, int], ...] = ()
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True):
     """Twice a second, also under load."""
 
     stats: SchedulerStats
@@ -118,7 +118,7 @@ FromScheduler = Hello | Completed | Failed | Heartbeat
 # dispatcher -> keeper (a stream connection)
 
 
-class Reform(Message):
+class Reform(Message, frozen=True):
     """End this rank's worker whatever its state and start the one of `epoch` after `pause_s`."""
 
     replica: int
@@ -126,7 +126,7 @@ class Reform(Message):
     pause_s: float = 0.0
 
 
-class Stop(Message):
+class Stop(Message, frozen=True):
     """End this rank with `exit_code`; `reason` goes into the log and torchrun's report when it is not 0."""
 
     exit_code: int
@@ -139,21 +139,22 @@ ToKeeper = Reform | Stop
 # keeper -> dispatcher
 
 
-class KeeperHello(Message):
+class KeeperHello(Message, frozen=True):
     protocol: int
     token: str
     rank: int
     process: ProcessInfo
     nursery: ProcessInfo | None
+    versions: dict[str, str]
 
 
-class WorkerStarted(Message):
+class WorkerStarted(Message, frozen=True):
     rank: int
     epoch: int
     process: ProcessInfo
 
 
-class WorkerExited(Message):
+class WorkerExited(Message, frozen=True):
     """`suspects`: jobs that the leader's worker had begun and not ended (empty from followers).
 
     `fatal`: trying again cannot help (for example an unsupported model); `reason` is then one sentence.
@@ -169,7 +170,7 @@ class WorkerExited(Message):
     last_lines: tuple[str, ...] = ()
 
 
-class Progress(Message):
+class Progress(Message, frozen=True):
     """Once a second. `last_order`: the newest order that the rank has finished, -1 for none.
 
     `beat_age_s`: time since the worker's loop last gave a sign; `busy_s`: how long its present order runs.
@@ -182,7 +183,7 @@ class Progress(Message):
     busy_s: float
 
 
-class NurseryStarted(Message):
+class NurseryStarted(Message, frozen=True):
     process: ProcessInfo
 
 
@@ -198,26 +199,26 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     shape: tuple[int, ...]
 
 
-class RunBatch(Message):
+class RunBatch(Message, frozen=True):
     """Take these tensors from the leader by broadcast, in this order, and run the forward on them."""
 
     order: int
     tensors: tuple[TensorSpec, ...]
 
 
-class StopFollower(Message):
+class StopFollower(Message, frozen=True):
     order: int
 
 
 Order = RunBatch | StopFollower
 
 
-class FollowerHello(Message):
+class FollowerHello(Message, frozen=True):
     token: str
     tp_rank: int
 
 
-# worker -> keeper (a socket pair)
+# keeper -> its child (the first frame on their socket pair)
 
 
 class WorldRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -230,13 +231,58 @@ class WorldRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     token: str
 
 
-class Joined(Message):
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a front-end candidate offers to the election."""
+
+    bound: bool
+    work_address: str
+    control_address: str
+    token: str
+
+
+class WorkerSpec(Message, frozen=True):
+    """Everything that a worker needs to know. `world` None: take part in the roll call first.
+
+    `host`: this node's address for TCP between nodes, "" in a world of one node (then ipc under `run_dir`).
+    """
+
+    config: str
+    rank: int
+    local_rank: int
+    local_world_size: int
+    dp_size: int
+    tp_size: int
+    store_host: str
+    store_port: int
+    run_dir: str
+    host: str
+    keeper_id: str
+    attempt: int
+    epoch: int
+    world: WorldRecord | None
+    endpoint: Endpoint | None
+
+
+class StoreSpec(Message, frozen=True):
+    """Host the rendezvous store."""
+
+    host: str
+    port: int
+
+
+ChildSpec = WorkerSpec | StoreSpec
+
+
+# worker -> keeper (the same socket pair)
+
+
+class Joined(Message, frozen=True):
     """The world has agreed; from here on the dispatcher is the authority over this rank's worker."""
 
     world: WorldRecord
 
 
-class Beat(Message):
+class Beat(Message, frozen=True):
     """The worker's loop is alive."""
 
     last_order: int
@@ -244,17 +290,17 @@ class Beat(Message):
     preloaded: bool
 
 
-class Began(Message):
+class Began(Message, frozen=True):
     """These jobs are about to be worked on: whoever finds the worker dead suspects them."""
 
     job_ids: tuple[int, ...]
 
 
-class Ended(Message):
+class Ended(Message, frozen=True):
     job_ids: tuple[int, ...]
 
 
-class WorkerFailing(Message):
+class WorkerFailing(Message, frozen=True):
     """The worker is about to end because of this."""
 
     reason: str
@@ -262,13 +308,19 @@ class WorkerFailing(Message):
     fatal: bool
 
 
-FromWorker = Joined | Beat | Began | Ended | WorkerFailing
+class StoreReady(Message, frozen=True):
+    """From the process that hosts the rendezvous store."""
+
+    port: int
+
+
+FromWorker = Joined | Beat | Began | Ended | WorkerFailing | StoreReady
 
 
 # keeper -> worker
 
 
-class StopWorker(Message):
+class StopWorker(Message, frozen=True):
     """Finish and end with exit code 0."""
 
 

@@ -1,0 +1,96 @@
+"""`torchrun --nproc-per-node N -m spmd_encoder [flags]`, or `python -m spmd_encoder` for a world of one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import setproctitle
+
+from spmd_encoder.config import Config, LaunchEnv, parse_config, read_launch_env, validate_layout
+from spmd_encoder.distributed.layout import Layout
+from spmd_encoder.errors import StartupError
+from spmd_encoder.keeper.keeper import Keeper
+from spmd_encoder.keeper.run_dir import RunDir, sweep
+from spmd_encoder.observability.logging import Origin, set_up_logging
+
+log = logging.getLogger("spmd_encoder")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code of the rank: 0 clean, 1 start-up failure, 2 usage, 3 port or rendezvous, 4 the world was lost,
+    5 the drain's deadline passed, 128 + n ended by a second signal n."""
+    env = LaunchEnv()
+    try:
+        env = read_launch_env()
+        config, check = parse_config(sys.argv[1:] if argv is None else argv)
+        layout = Layout(*validate_layout(config, env.world_size))
+        if check:
+            print(json.dumps({"dp_size": layout.dp_size, "tp_size": layout.tp_size, **config.flat()}, indent=2))
+            return 0
+        return _run(config, env, layout)
+    except StartupError as error:
+        print(f"spmd_encoder rank {env.rank}: {error.message}", file=sys.stderr, flush=True)
+        _tell_torchrun(env, error)
+        return error.exit_code
+
+
+def _run(config: Config, env: LaunchEnv, layout: Layout) -> int:
+    dp_rank, tp_rank = layout.coordinates(env.rank)
+    origin = Origin(env.rank, dp_rank, tp_rank, "keeper")
+    setproctitle.setproctitle(origin.title())
+    set_up_logging(origin, config.observability.log_level, config.observability.log_format)
+    log.debug("restart %d of run %s", env.restart_count, env.run_id or "(none)")
+    if env.local_rank == 0:
+        sweep()
+    run_dir = RunDir(env)
+    try:
+        code = asyncio.run(_live(config, env, layout, run_dir))
+    finally:
+        run_dir.close()
+    log.info("rank %d ends with exit code %d", env.rank, code)
+    return code
+
+
+async def _live(config: Config, env: LaunchEnv, layout: Layout, run_dir: RunDir) -> int:
+    return await Keeper(config, env, layout, run_dir, _node_address(env)).run()
+
+
+def _node_address(env: LaunchEnv) -> str:
+    """This node's address for the other nodes; "" in a world of one node."""
+    if env.world_size == env.local_world_size:
+        return ""
+    master = _route_to(env.master_addr, env.master_port)
+    if master.startswith("127.") and not env.master_addr.startswith(("127.", "localhost", "::1")):
+        # The rendezvous host's own name often means loopback to itself: ask the routing table instead.
+        return _route_to("192.0.2.1", 9) or master
+    return master or "127.0.0.1"
+
+
+def _route_to(host: str, port: int) -> str:
+    """The local address that packets to `host` would leave from (a UDP connect sends none)."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port or 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _tell_torchrun(env: LaunchEnv, error: StartupError) -> None:
+    """torchrun shows the message of this file as the root cause in its report."""
+    if env.error_file:
+        path = Path(env.error_file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"message": error.message, "timestamp": str(int(time.time()))}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

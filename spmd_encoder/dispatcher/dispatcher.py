@@ -1,0 +1,371 @@
+"""DPDispatcher: the encoder as a service over all replicas. Wires the pure parts (ledger, replica machines,
+liveness) to the sockets; decides nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, assert_never
+
+from spmd_encoder import __version__
+from spmd_encoder.api.cost import CostTable
+from spmd_encoder.api.types import (
+    EncodeRequest,
+    ItemFailure,
+    ItemOutcome,
+    MediaItem,
+    ModelInfo,
+    ReadyState,
+)
+from spmd_encoder.config import Config
+from spmd_encoder.dispatcher.fleet import Fleet
+from spmd_encoder.dispatcher.inflight import InflightBytes, Jobs
+from spmd_encoder.dispatcher.ledger import Command, Deliver, Fail, Ledger, NewJob, Send, Withdraw
+from spmd_encoder.dispatcher.metrics import DispatcherMetrics
+from spmd_encoder.dispatcher.probe import probe_item
+from spmd_encoder.dispatcher.replica import (
+    Effect,
+    EndWorld,
+    ReformReplica,
+    ReplicaState,
+    SendProbe,
+    SettleJobs,
+    TakeWork,
+)
+from spmd_encoder.distributed.layout import Layout
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.wire.messages import (
+    Cancel,
+    Completed,
+    Encode,
+    Failed,
+    FromKeeper,
+    FromScheduler,
+    Heartbeat,
+    Hello,
+    Job,
+    Reform,
+    Stop,
+)
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1.0
+TICK_S = 0.05
+WINDOW_BATCHES = 3
+"""How many full batches a replica has in hand: one runs, one is being prepared, one is on its way."""
+
+
+class DPDispatcher:
+    """Implements `api.service.EncoderService`. One per world, on the elected rank's keeper."""
+
+    def __init__(self, config: Config, layout: Layout, fleet: Fleet) -> None:
+        self._config = config
+        self._layout = layout
+        self._fleet = fleet
+        limits = config.limits
+        self._ledger = Ledger(
+            layout.replicas,
+            max_items=limits.max_queued_items,
+            window_items=WINDOW_BATCHES * limits.max_batch_items,
+            window_tokens=WINDOW_BATCHES * limits.max_batch_tokens,
+        )
+        self._jobs = Jobs()
+        self._bytes = InflightBytes(limits.max_inflight_bytes)
+        self._ids = itertools.count(1)
+        self._model: ModelInfo | None = None
+        self._cost = CostTable()
+        self._started_at = time.monotonic()
+        self._started = False
+        self._draining = False
+        self._ended: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.metrics = DispatcherMetrics(layout.replicas)
+
+    # -- EncoderService
+
+    async def encode(self, request: EncodeRequest) -> Sequence[ItemOutcome]:
+        self._check_open()
+        now = time.monotonic()
+        budget = min(request.deadline_s or self._config.limits.request_timeout_s, self._config.limits.request_timeout_s)
+        new = [self._new_job(item, now + budget, None) for item in request.items]
+        for job, item in zip(new, request.items, strict=True):
+            self._jobs.open(job.job_id, request, item, job.deadline)
+        futures = [self._jobs.future(job.job_id) for job in new]
+        try:
+            self._apply(self._ledger.submit(new, now))
+            return await asyncio.gather(*futures)
+        except EncoderError as error:
+            self.metrics.refused(error.code)
+            raise EncoderError(error.code, error.message, param=error.param, retry_after_s=RETRY_AFTER_S) from None
+        finally:
+            # Cancelled by the caller, or refused: whatever is not resolved is given up.
+            left = [job.job_id for job in new if not self._jobs.is_resolved(job.job_id)]
+            if left:
+                self._apply(self._ledger.cancel(left))
+            for job in new:
+                self._jobs.close(job.job_id)
+
+    @contextlib.contextmanager
+    def reserve(self, num_bytes: int) -> Iterator[None]:
+        with self._bytes.reserve(num_bytes):
+            yield
+
+    def ready_state(self) -> ReadyState:
+        ready = self._fleet.count(ReplicaState.READY)
+        return ReadyState(
+            ready=self._started and ready > 0 and not self._draining,
+            started=self._started,
+            draining=self._draining,
+            replicas_ready=ready,
+            replicas=self._layout.dp_size,
+        )
+
+    def model_info(self) -> ModelInfo | None:
+        return self._model
+
+    def info(self) -> Mapping[str, Any]:
+        state = self.ready_state()
+        return {
+            "version": __version__,
+            "versions": {"python": platform.python_version(), **self._fleet.versions},
+            "layout": {
+                "world_size": self._layout.world_size,
+                "dp_size": self._layout.dp_size,
+                "tp_size": self._layout.tp_size,
+            },
+            "ready": asdict(state),
+            "model": asdict(self._model) if self._model else None,
+            "cost": asdict(self._cost),
+            "replicas": self._fleet.describe(self._ledger.load),
+            "processes": [asdict(process) for process in self._fleet.processes()],
+            "config": {key: value for key, value in self._config.flat().items() if key != "faults"},
+        }
+
+    def metrics_text(self) -> bytes:
+        self.metrics.gauges(
+            self.ready_state(),
+            jobs=self._ledger.num_jobs,
+            inflight_bytes=self._bytes.used,
+            retried=self._ledger.retried,
+        )
+        return self.metrics.text()
+
+    # -- life
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._receive(), name="dispatcher-receive"),
+            asyncio.create_task(self._tick(), name="dispatcher-tick"),
+        ]
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
+
+    @property
+    def ended(self) -> asyncio.Future[Stop]:
+        """Resolved when the world has to end for an inner reason."""
+        return self._ended
+
+    async def drain(self, deadline_s: float) -> bool:
+        """Accept nothing new, finish what is accepted. False where the deadline cut something off."""
+        self._draining = True
+        self._fleet.drain()
+        end = time.monotonic() + deadline_s
+        while self._ledger.num_jobs and time.monotonic() < end:
+            await asyncio.sleep(TICK_S)
+        cut = self._ledger.num_jobs
+        self._apply(self._ledger.fail_all(EncoderError(ErrorCode.DRAINING, "the server ended before this was done")))
+        if cut:
+            log.error("drain deadline of %.0f s passed with %d items unfinished", deadline_s, cut)
+        return not cut
+
+    async def stop_world(self, stop: Stop) -> None:
+        """Tell every keeper to end its rank."""
+        self._fleet.stop_all(stop)
+        await self._fleet.flush()
+
+    async def close(self) -> None:
+        self._draining = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._apply(self._ledger.fail_all(EncoderError(ErrorCode.DRAINING, "the server is ending")))
+        self._fleet.close()
+
+    # -- admission
+
+    def _check_open(self) -> None:
+        if self._draining:
+            raise EncoderError(
+                ErrorCode.DRAINING, "the server is shutting down; ask another one", retry_after_s=RETRY_AFTER_S
+            )
+        if not self._started or self._fleet.all_failed():
+            states = ", ".join(f"{n} {state}" for state, n in self._fleet.state_counts().items())
+            raise EncoderError(
+                ErrorCode.NOT_READY, f"no replica can take requests yet ({states})", retry_after_s=RETRY_AFTER_S
+            )
+
+    def _new_job(self, item: MediaItem, deadline: float, pinned: int | None) -> NewJob:
+        return NewJob(
+            job_id=next(self._ids),
+            digest=item.digest,
+            cost_tokens=self._cost.image_tokens(item.width, item.height),
+            deadline=deadline,
+            pinned=pinned,
+        )
+
+    # -- ledger commands
+
+    def _apply(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case Send():
+                    self._send(command)
+                case Withdraw(replica, job_ids):
+                    self._fleet.send(replica, Cancel(job_ids=job_ids))
+                case Fail(job_id, error, replica):
+                    self.metrics.item_failed(error.code)
+                    self._jobs.resolve(job_id, ItemFailure(error=error, replica=replica))
+                case Deliver():
+                    pass  # the caller of `completed` holds the frames and resolves the job
+                case _:
+                    assert_never(command)
+
+    def _send(self, send: Send) -> None:
+        now = time.monotonic()
+        jobs, frames = [], []
+        for job_id, alone in zip(send.job_ids, send.alone, strict=True):
+            entry = self._jobs.entry(job_id)
+            jobs.append(
+                Job(
+                    job_id=job_id,
+                    request_id=entry.request.request_id,
+                    modality=entry.item.modality,
+                    output=entry.request.output,
+                    digest=entry.item.digest,
+                    cost_tokens=self._cost.image_tokens(entry.item.width, entry.item.height),
+                    budget_s=max(0.0, entry.deadline - now),
+                    alone=alone,
+                    probe=entry.request.probe,
+                )
+            )
+            frames.append(entry.item.data)
+        self._fleet.send(send.replica, Encode(jobs=tuple(jobs)), frames)
+
+    # -- what replicas say
+
+    async def _receive(self) -> None:
+        while True:
+            received = await self._fleet.receive()
+            if received is not None:
+                self._on_scheduler(*received)
+
+    def _on_scheduler(self, replica: int, message: FromScheduler, frames: Sequence[memoryview]) -> None:
+        match message:
+            case Hello():
+                self._model, self._cost = message.model, message.cost
+                self._effects(replica, self._fleet.hello(replica, message))
+            case Completed():
+                commands = self._ledger.completed(replica, message.job_id)
+                if any(isinstance(command, Deliver) for command in commands):
+                    self.metrics.item_completed(message.times)
+                    self._jobs.resolve_completed(message, replica, frames[0])
+                self._apply(commands)
+            case Failed():
+                error = EncoderError(message.code, message.message)
+                self._apply(self._ledger.failed(replica, message.job_id, error))
+            case Heartbeat():
+                self._fleet.heard(replica)
+                self.metrics.replica_stats(replica, self._fleet.epoch(replica), message.stats)
+            case _:
+                assert_never(message)
+
+    def on_keeper(self, message: FromKeeper) -> None:
+        for replica, effects in self._fleet.keeper_said(message):
+            self._effects(replica, effects)
+
+    def on_keeper_lost(self, rank: int) -> None:
+        log.error("the keeper of rank %d is gone", rank)
+        replica, effects = self._fleet.keeper_lost(rank)
+        self._effects(replica, effects)
+
+    # -- replica effects
+
+    def _effects(self, replica: int, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ReformReplica(epoch, pause_s):
+                    reason = self._fleet.reason(replica)
+                    log.warning("replica %d is formed anew as epoch %d: %s", replica, epoch, reason)
+                    self.metrics.reformed(replica)
+                    self._ledger.replica_away(replica)
+                    self._fleet.reform(replica, Reform(replica=replica, epoch=epoch, pause_s=pause_s))
+                case SettleJobs(suspects):
+                    self._apply(self._ledger.replica_lost(replica, suspects, time.monotonic()))
+                case SendProbe():
+                    self._probe(replica)
+                case TakeWork():
+                    log.info("replica %d is ready (epoch %d)", replica, self._fleet.epoch(replica))
+                    self._check_started()
+                    self._apply(self._ledger.replica_ready(replica))
+                case EndWorld(reason):
+                    if not self._ended.done():
+                        self._ended.set_result(Stop(exit_code=1, reason=reason))
+                case _:
+                    assert_never(effect)
+
+    def _check_started(self) -> None:
+        if not self._started and self._fleet.all_were_ready():
+            self._started = True
+            log.info(
+                "ready: %d replicas, %.1f s after start", self._layout.dp_size, time.monotonic() - self._started_at
+            )
+
+    # -- time
+
+    async def _tick(self) -> None:
+        late_start = self._started_at + self._config.lifecycle.start_deadline_s
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            self._apply(self._ledger.tick(now))
+            for replica, effects in self._fleet.check(now):
+                self._effects(replica, effects)
+            for replica in self._fleet.idle_too_long(now, self._config.lifecycle.probe_interval_s):
+                if not self._ledger.load(replica).outstanding_items:
+                    self._probe(replica)
+            if not self._started and now > late_start and self._fleet.count(ReplicaState.READY):
+                self._started = True
+
+    def _probe(self, replica: int) -> None:
+        """Encode the probe picture on this replica through the real path."""
+        self._fleet.probed(replica)
+        epoch = self._fleet.epoch(replica)
+        deadline = time.monotonic() + self._config.lifecycle.batch_timeout_s
+        item = probe_item()
+        job = self._new_job(item, deadline, replica)
+        request = EncodeRequest(request_id=f"probe-{replica}-{job.job_id}", items=(item,), probe=True)
+        self._jobs.open(job.job_id, request, item, deadline)
+
+        def done(future: asyncio.Future[ItemOutcome]) -> None:
+            self._jobs.close(job.job_id)
+            if not future.cancelled():
+                outcome = future.result()
+                error = outcome.error if isinstance(outcome, ItemFailure) else None
+                if error is None or error.code is not ErrorCode.WORKER_DIED:
+                    self._effects(replica, self._fleet.probe_done(replica, epoch, error.message if error else None))
+
+        self._jobs.future(job.job_id).add_done_callback(done)
+        self._apply(self._ledger.probe(job))
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("the dispatcher failed", exc_info=error)
+            if not self._ended.done():
+                self._ended.set_result(Stop(exit_code=1, reason=f"the dispatcher failed: {error!r}"))

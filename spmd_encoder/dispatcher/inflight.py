@@ -1,0 +1,91 @@
+"""What the dispatcher holds for jobs in hand: their media, the futures of their callers, and the bytes of both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from spmd_encoder.api.types import Embedding, EncodeRequest, ItemOutcome, MediaItem
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.wire.messages import Completed
+
+
+@dataclass
+class Entry:
+    request: EncodeRequest
+    item: MediaItem
+    deadline: float
+    outcome: asyncio.Future[ItemOutcome]
+
+
+class Jobs:
+    """Resolves each job's future exactly once; forgets the job when its caller is done with it."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+
+    def open(self, job_id: int, request: EncodeRequest, item: MediaItem, deadline: float) -> None:
+        self._entries[job_id] = Entry(request, item, deadline, asyncio.get_running_loop().create_future())
+
+    def entry(self, job_id: int) -> Entry:
+        return self._entries[job_id]
+
+    def future(self, job_id: int) -> asyncio.Future[ItemOutcome]:
+        return self._entries[job_id].outcome
+
+    def is_resolved(self, job_id: int) -> bool:
+        outcome = self._entries[job_id].outcome
+        return outcome.done() and not outcome.cancelled()
+
+    def close(self, job_id: int) -> None:
+        entry = self._entries.pop(job_id, None)
+        if entry is not None and not entry.outcome.done():
+            entry.outcome.cancel()
+
+    def resolve(self, job_id: int, outcome: ItemOutcome) -> None:
+        entry = self._entries.get(job_id)
+        if entry is not None and not entry.outcome.done():
+            entry.outcome.set_result(outcome)
+
+    def resolve_completed(self, message: Completed, replica: int, data: memoryview) -> None:
+        if (entry := self._entries.get(message.job_id)) is None:
+            return
+        embedding = Embedding(
+            modality=entry.item.modality,
+            kind=message.kind,
+            shape=message.shape,
+            dtype=message.dtype,
+            num_tokens=message.num_tokens,
+            digest=entry.item.digest,
+            data=data,
+            grid=message.grid,
+            replica=replica,
+            times=message.times,
+        )
+        self.resolve(message.job_id, embedding)
+
+
+class InflightBytes:
+    """A budget of media bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.used = 0
+
+    @contextlib.contextmanager
+    def reserve(self, num_bytes: int) -> Iterator[None]:
+        # A single body over the whole budget is let through when nothing else is in flight: it could never pass.
+        if self.used and self.used + num_bytes > self._limit:
+            raise EncoderError(
+                ErrorCode.OVERLOADED,
+                f"{self.used} bytes of media are in flight and {num_bytes} more would pass the limit of "
+                f"{self._limit} (--max-inflight-bytes); try again later",
+                retry_after_s=1.0,
+            )
+        self.used += num_bytes
+        try:
+            yield
+        finally:
+            self.used -= num_bytes

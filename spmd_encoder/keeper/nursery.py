@@ -1,0 +1,159 @@
+"""The nursery: one per node, a process that has imported everything and forks workers for the node's keepers.
+
+`python -m spmd_encoder.keeper.nursery RUN_DIR PARENT RANK CONFIG`. It touches no accelerator and
+starts no thread, so that a fork is safe. A keeper connects to `RUN_DIR/nursery`, passes two descriptors (the child's
+output, the child's end of a socket pair) and reads two lines: the pid, later the exit status. The keeper's hang-up
+(or its half-close) kills the child. It ignores SIGTERM and SIGINT: only keepers end it, by ending themselves.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import random
+import selectors
+import signal
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from spmd_encoder.config import Config, cache_dir
+from spmd_encoder.errors import StartupError
+from spmd_encoder.keeper.child import run_child
+from spmd_encoder.keeper.fate import die_with_parent
+from spmd_encoder.keeper.nursery_name import SOCKET_NAME
+from spmd_encoder.observability.logging import Origin, set_up_logging
+
+_UCRED = struct.Struct("3i")
+
+
+class Nursery:
+    """A single-threaded loop over the listener, the keepers' connections and the ends of children."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._children: dict[int, socket.socket] = {}
+        self._pids: dict[socket.socket, int] = {}
+        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def serve(self) -> NoReturn:
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj == self._wake_r:
+                    os.read(self._wake_r, 4096)
+                elif isinstance(key.fileobj, socket.socket):
+                    self._hung_up(key.fileobj)
+            self._reap()
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.settimeout(5.0)
+        try:
+            if not _same_user(connection):
+                raise OSError("another user")
+            message, fds, _, _ = socket.recv_fds(connection, 64, 2)
+        except OSError:
+            connection.close()
+            return
+        if message != b"fork" or len(fds) != 2 or len(os.listdir("/proc/self/task")) != 1:
+            # More than one thread: a fork could copy a lock that nobody will ever release.
+            connection.close()
+        elif (pid := os.fork()) == 0:
+            self._become_child(connection, *fds)
+        else:
+            self._children[pid] = connection
+            self._pids[connection] = pid
+            connection.sendall(b"%d\n" % pid)
+            self._selector.register(connection, selectors.EVENT_READ)
+        for fd in fds:
+            os.close(fd)
+
+    def _become_child(self, connection: socket.socket, output: int, pipe: int) -> NoReturn:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            parent = os.getppid()
+            die_with_parent(parent)
+            self._selector.close()
+            for sock in (self._listener, connection, *self._children.values()):
+                sock.close()
+            os.close(self._wake_r)
+            os.close(self._wake_w)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            random.seed()
+            code = run_child(socket.socket(fileno=pipe))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _hung_up(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        if (pid := self._pids.pop(connection, None)) is not None:
+            os.kill(pid, signal.SIGKILL)  # ours and not reaped yet, so the pid cannot be another's
+
+    def _reap(self) -> None:
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            connection = self._children.pop(pid)
+            if self._pids.pop(connection, None) is not None:
+                self._selector.unregister(connection)
+            try:
+                connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+            except OSError:
+                pass
+            connection.close()
+
+
+def _same_user(connection: socket.socket) -> bool:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return bool(_UCRED.unpack(credentials)[1] == os.getuid())
+
+
+def main() -> int:
+    """Exit code 0 never comes: it serves until it is killed. Says on stdout, in one JSON line, how the start went."""
+    run_dir, parent, rank, config_json = sys.argv[1:5]
+    die_with_parent(int(parent))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = Config.from_json(config_json)
+    origin = Origin(int(rank), 0, 0, "nursery")
+    importlib.import_module("setproctitle").setproctitle(origin.title())
+    set_up_logging(origin, config.observability.log_level, config.observability.log_format)
+    checkpoint = importlib.import_module("spmd_encoder.models.checkpoint")
+    try:
+        folder = checkpoint.resolve_checkpoint(config.model.model_path, config.model.revision, cache_dir())
+        importlib.import_module("spmd_encoder.models.registry").preload(checkpoint.read_model_type(folder))
+    except StartupError as error:
+        print(json.dumps({"error": error.message, "exit_code": error.exit_code}), flush=True)
+        return error.exit_code
+    importlib.import_module("spmd_encoder.runtime.compute")
+    gc.collect()
+    gc.freeze()  # so that a collection in a child does not touch, and thereby copy, every inherited page
+    path = Path(run_dir) / SOCKET_NAME
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(128)
+    print(json.dumps({"ready": True}), flush=True)
+    Nursery(listener).serve()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+"""The nursery's socket in the run folder."""
+
+SOCKET_NAME = "nursery"

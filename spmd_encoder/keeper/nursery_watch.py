@@ -1,0 +1,78 @@
+"""Local rank 0's care for the node's nursery: start it, start it anew when it dies, give up when it dies too often."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from spmd_encoder.api.types import ProcessInfo
+from spmd_encoder.config import Config
+from spmd_encoder.errors import StartupError
+from spmd_encoder.keeper.starter import child_environ
+
+log = logging.getLogger(__name__)
+
+DEATHS_ALLOWED = 3
+WINDOW_S = 60.0
+
+
+class NurseryWatch:
+    """`on_started` is told of every new nursery."""
+
+    def __init__(self, run_dir: Path, rank: int, config: Config, on_started: Callable[[ProcessInfo], None]) -> None:
+        self._run_dir = run_dir
+        self._rank = rank
+        self._config = config
+        self._on_started = on_started
+        self._process: asyncio.subprocess.Process | None = None
+        self.info: ProcessInfo | None = None
+
+    async def run(self) -> None:
+        """Until cancelled. Raises StartupError: the model cannot be had, or the nursery died too often."""
+        deaths: list[float] = []
+        try:
+            while True:
+                code = await self._live_once()
+                now = time.monotonic()
+                deaths = [t for t in deaths if now - t < WINDOW_S] + [now]
+                log.error("the nursery ended with code %s (%d in the last minute)", code, len(deaths))
+                if len(deaths) >= DEATHS_ALLOWED:
+                    raise StartupError(f"the nursery died {len(deaths)} times within {WINDOW_S:.0f} s", exit_code=4)
+        finally:
+            self.kill()
+
+    async def _live_once(self) -> int:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "spmd_encoder.keeper.nursery",
+            str(self._run_dir),
+            str(os.getpid()),
+            str(self._rank),
+            self._config.to_json(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            env=child_environ(),
+        )
+        self.info = ProcessInfo(
+            rank=self._rank, dp_rank=0, tp_rank=0, role="nursery", pid=self._process.pid, epoch=None
+        )
+        self._on_started(self.info)
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if line:
+            said = json.loads(line)
+            if "error" in said:
+                raise StartupError(said["error"], exit_code=said["exit_code"])
+            log.info("the nursery is ready (pid %d)", self._process.pid)
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()

@@ -1,0 +1,96 @@
+"""The scheduler's engine on a leader: media pool for preparation, the TP group for the forward."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spmd_encoder.api.types import OutputKind
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.media.image import decode
+from spmd_encoder.media.pool import MediaPool
+from spmd_encoder.models.base import FamilyAdapter, Features, TowerOutput
+from spmd_encoder.scheduler.scheduler import BatchResult, EngineOutput, Prepared
+from spmd_encoder.wire.messages import Job
+from spmd_encoder.worker.encoder import ForwardResult
+from spmd_encoder.worker.faults import Faults
+from spmd_encoder.worker.worker import LeaderWorker
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    features: Features
+    key: Hashable
+
+    @property
+    def cost(self) -> int:
+        return self.features.cost
+
+
+class TowerEngine:
+    """Implements `scheduler.Engine`."""
+
+    def __init__(
+        self, adapter: FamilyAdapter, worker: LeaderWorker, pool: MediaPool, faults: Faults, *, max_image_pixels: int
+    ) -> None:
+        self._adapter = adapter
+        self._worker = worker
+        self._pool = pool
+        self._faults = faults
+        self._max_image_pixels = max_image_pixels
+
+    async def prepare(self, job: Job, media: memoryview) -> PreparedImage:
+        return await self._pool.run(self._prepare, job, media)
+
+    def _prepare(self, job: Job, media: memoryview) -> PreparedImage:
+        self._faults.before_preprocess(job.digest)
+        if job.output is not None and job.output not in self._adapter.outputs:
+            raise EncoderError(
+                ErrorCode.INVALID_REQUEST,
+                f"this model has no {job.output} output; it has: {', '.join(self._adapter.outputs)}",
+            )
+        features = self._adapter.preprocess(decode(media, max_pixels=self._max_image_pixels))
+        return PreparedImage(features, self._adapter.batch_key(features))
+
+    async def run(self, jobs: Sequence[Job], items: Sequence[Prepared]) -> BatchResult:
+        features = [item.features for item in items if isinstance(item, PreparedImage)]
+        tensors = await self._pool.run(self._adapter.pack, features)
+
+        def before() -> None:
+            self._faults.before_forward(job.digest for job in jobs)
+
+        def after(result: ForwardResult) -> BatchResult:
+            outcomes = [
+                finish(job.output or self._adapter.default_output, item, output)
+                for job, item, output in zip(jobs, features, result.outputs, strict=True)
+            ]
+            return BatchResult(outcomes, result.forward_s)
+
+        return await self._worker.execute(tensors, before=before, after=after)
+
+
+def finish(kind: OutputKind, features: Features, output: TowerOutput) -> EngineOutput | EncoderError:
+    """Check an item's output against what was promised, and bring it into its wire form."""
+    rows = output.tokens.shape[0]
+    if rows != features.num_tokens:
+        return EncoderError(ErrorCode.INTERNAL, f"the model gave {rows} rows where {features.num_tokens} were promised")
+    tensor = output.pooled if kind is OutputKind.POOLED and output.pooled is not None else output.tokens
+    if not bool(torch.isfinite(tensor).all()):
+        return EncoderError(ErrorCode.NON_FINITE, "the model gave values that are not finite for this item")
+    return EngineOutput(
+        kind=kind,
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        num_tokens=features.num_tokens,
+        grid=features.grid,
+        data=tensor_bytes(tensor),
+    )
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The tensor's bytes without a copy where it is contiguous already."""
+    flat = tensor.contiguous().view(-1).view(torch.uint8)
+    return memoryview(flat.numpy())

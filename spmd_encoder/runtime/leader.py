@@ -1,0 +1,63 @@
+"""A leader's loop: the scheduler between the dispatcher's socket and the TP group."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import assert_never
+
+from spmd_encoder.scheduler.scheduler import EncoderScheduler
+from spmd_encoder.wire.codec import WireError
+from spmd_encoder.wire.messages import Cancel, Encode, Heartbeat, Hello, ToScheduler
+from spmd_encoder.wire.sockets import DealerSocket
+from spmd_encoder.worker.worker import LeaderWorker
+
+log = logging.getLogger(__name__)
+HEARTBEAT_S = 0.5
+
+
+class LeaderLoop:
+    def __init__(
+        self, scheduler: EncoderScheduler, dealer: DealerSocket[ToScheduler], worker: LeaderWorker, hello: Hello
+    ) -> None:
+        self._scheduler = scheduler
+        self._dealer = dealer
+        self._worker = worker
+        self._hello = hello
+
+    @property
+    def last_order(self) -> int:
+        return self._worker.last_order
+
+    async def serve(self) -> None:
+        self._dealer.send(self._hello)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._scheduler.run())
+            group.create_task(self._receive())
+            group.create_task(self._heartbeat())
+
+    def stop(self) -> None:
+        self._scheduler.stop()
+        self._worker.stop()
+
+    async def _receive(self) -> None:
+        while True:
+            try:
+                message, frames = await self._dealer.receive()
+            except WireError as error:
+                log.warning("dropped a frame from the dispatcher: %s", error)
+                continue
+            match message:
+                case Encode():
+                    self._scheduler.submit(message.jobs, frames)
+                case Cancel():
+                    self._scheduler.cancel(message.job_ids)
+                case _:
+                    assert_never(message)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            waiting, running = self._scheduler.snapshot_gauges()
+            stats = self._scheduler.stats.snapshot(queue_items=waiting, running_items=running)
+            self._dealer.send(Heartbeat(stats=stats))
+            await asyncio.sleep(HEARTBEAT_S)

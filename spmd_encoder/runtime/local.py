@@ -1,0 +1,237 @@
+"""launch_local_runtime: one rank's part of its replica, and EncoderRuntime, which owns it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+import zmq.asyncio
+
+from spmd_encoder.api.types import ModelInfo
+from spmd_encoder.config import Config
+from spmd_encoder.distributed.channel import FollowerChannel, LeaderChannel
+from spmd_encoder.distributed.groups import TorchStore, connect_store, epoch_scope, form_tp_group
+from spmd_encoder.distributed.layout import Layout
+from spmd_encoder.media.pool import MediaPool
+from spmd_encoder.models.base import FamilyAdapter, LoadContext
+from spmd_encoder.models.checkpoint import read_model_type
+from spmd_encoder.models.demo import is_random
+from spmd_encoder.models.loading import load_adapter, resolve_dtype
+from spmd_encoder.runtime.engine import TowerEngine
+from spmd_encoder.runtime.leader import LeaderLoop
+from spmd_encoder.scheduler.batcher import Batcher
+from spmd_encoder.scheduler.scheduler import EncoderScheduler
+from spmd_encoder.wire.messages import PROTOCOL_VERSION, Hello, ToScheduler, WorkerSpec, WorldRecord
+from spmd_encoder.wire.sockets import DealerSocket, new_context
+from spmd_encoder.wire.streams import Pipe
+from spmd_encoder.worker.compute import ComputeThread
+from spmd_encoder.worker.device import pick_device, set_thread_count
+from spmd_encoder.worker.encoder import MMEncoder
+from spmd_encoder.worker.faults import Faults
+from spmd_encoder.worker.worker import FollowerWorker, LeaderWorker
+
+log = logging.getLogger(__name__)
+
+STORE_TIMEOUT_S = 60.0
+LOOKAHEAD_BATCHES = 2
+
+
+class RankLoop(Protocol):
+    """What a rank does while serving: a leader's loop or a follower's."""
+
+    async def serve(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    @property
+    def last_order(self) -> int: ...
+
+
+@dataclass
+class EncoderRuntime:
+    """One rank's part of one replica in one epoch."""
+
+    loop: RankLoop
+    load_s: float
+
+    async def serve(self) -> None:
+        """Until stopped. An exception means that this worker must end; its replica is then formed anew."""
+        await self.loop.serve()
+
+    def stop(self) -> None:
+        self.loop.stop()
+
+    @property
+    def last_order(self) -> int:
+        return self.loop.last_order
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where this runtime stands and what it may use."""
+
+    spec: WorkerSpec
+    config: Config
+    layout: Layout
+    world: WorldRecord
+    folder: Path
+    compute: ComputeThread
+    pipe: Pipe
+    stack: AsyncExitStack
+    context: zmq.asyncio.Context
+
+    @property
+    def replica(self) -> int:
+        return self.layout.coordinates(self.spec.rank)[0]
+
+    @property
+    def tp_rank(self) -> int:
+        return self.layout.coordinates(self.spec.rank)[1]
+
+
+async def launch_local_runtime(
+    spec: WorkerSpec,
+    config: Config,
+    layout: Layout,
+    world: WorldRecord,
+    folder: Path,
+    *,
+    compute: ComputeThread,
+    pipe: Pipe,
+    stack: AsyncExitStack,
+) -> EncoderRuntime:
+    """Form the TP group of this epoch, load this rank's shard and, on the leader, say hello to the dispatcher.
+
+    Runs in every rank's worker. `stack` undoes it all. Raises StartupError for what trying again cannot help.
+    """
+    context = new_context()
+    stack.callback(context.destroy, linger=0)
+    place = _Place(spec, config, layout, world, folder, compute, pipe, stack, context)
+    build = _build_leader if layout.is_leader(spec.rank) else _build_follower
+    started = time.monotonic()
+    loop = await build(place)
+    load_s = time.monotonic() - started
+    log.info("serving replica %d as epoch %d, loaded in %.2f s", place.replica, spec.epoch, load_s)
+    return EncoderRuntime(loop, load_s)
+
+
+async def _build_leader(place: _Place) -> RankLoop:
+    spec, config = place.spec, place.config
+    faults = Faults.parse(config.faults)
+    channel = _open_channel(place)
+    place.stack.callback(channel.close)
+    started = time.monotonic()
+    encoder = await place.compute.submit(lambda: _load(place, orders_address=channel.address))
+    await channel.wait_for_followers(config.lifecycle.collective_timeout_s)
+    worker = LeaderWorker(encoder, place.compute, channel)
+    pool = MediaPool()
+    place.stack.push_async_callback(pool.close)
+    engine = TowerEngine(encoder.adapter, worker, pool, faults, max_image_pixels=config.server.max_image_pixels)
+    name = f"replica{place.replica}-epoch{spec.epoch}-{spec.keeper_id}".encode()
+    dealer: DealerSocket[ToScheduler] = DealerSocket(
+        place.context, ToScheduler, name=name, address=place.world.work_address
+    )
+    place.stack.callback(dealer.close)
+    limits = config.limits
+    batcher = Batcher(
+        max_items=limits.max_batch_items,
+        max_tokens=limits.max_batch_tokens,
+        lookahead=LOOKAHEAD_BATCHES * limits.max_batch_items,
+    )
+    scheduler = EncoderScheduler(engine, batcher, reply=dealer.send, note=place.pipe.send)
+    hello = Hello(
+        protocol=PROTOCOL_VERSION,
+        token=place.world.token,
+        config_digest=config.digest(),
+        replica=place.replica,
+        epoch=spec.epoch,
+        model=_model_info(place, encoder.adapter),
+        cost=encoder.adapter.cost_table(),
+        load_s=time.monotonic() - started,
+        tower_bytes=encoder.adapter.tower_bytes,
+    )
+    return LeaderLoop(scheduler, dealer, worker, hello)
+
+
+async def _build_follower(place: _Place) -> RankLoop:
+    encoder = await place.compute.submit(lambda: _load(place, orders_address=None))
+    address = await place.compute.submit(lambda: _scope(place).get("orders"))
+    channel = FollowerChannel(place.context, address=address, tp_rank=place.tp_rank, token=place.world.token)
+    place.stack.callback(channel.close)
+    return FollowerLoop(FollowerWorker(encoder, place.compute, channel))
+
+
+class FollowerLoop:
+    def __init__(self, worker: FollowerWorker) -> None:
+        self._worker = worker
+
+    async def serve(self) -> None:
+        await self._worker.follow()
+        # The leader stops before this rank's keeper says so; ending first would look like a loss.
+        await asyncio.Event().wait()
+
+    def stop(self) -> None:
+        return
+
+    @property
+    def last_order(self) -> int:
+        return self._worker.last_order
+
+
+def _open_channel(place: _Place) -> LeaderChannel:
+    spec = place.spec
+    path = None
+    if not spec.host:
+        path = Path(spec.run_dir) / f"orders-{place.replica}-{spec.epoch}"
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+    followers = {place.layout.coordinates(rank)[1] for rank in place.layout.followers_of(place.replica)}
+    return LeaderChannel(place.context, followers, place.world.token, path=path, host=spec.host)
+
+
+def _scope(place: _Place) -> TorchStore:
+    store = connect_store(place.spec.store_host, place.spec.store_port, timeout_s=STORE_TIMEOUT_S)
+    return epoch_scope(store, place.world.start_name, place.replica, place.spec.epoch)
+
+
+def _load(place: _Place, *, orders_address: str | None) -> MMEncoder:
+    """Group and weights; blocks, on the compute thread."""
+    spec, config = place.spec, place.config
+    threads = set_thread_count(spec.local_world_size)
+    device, backend = pick_device(config.model.device, spec.local_rank)
+    scope = _scope(place)
+    if orders_address is not None:
+        scope.set("orders", orders_address)
+    group: dist.ProcessGroup = form_tp_group(
+        scope, place.layout, spec.rank, backend=backend, timeout_s=config.lifecycle.collective_timeout_s
+    )
+    dtype = resolve_dtype(config.model.dtype, place.folder)
+    adapter = load_adapter(place.folder, LoadContext(dtype=dtype, device=device, group=group))
+    dist.barrier(group=group)
+    log.debug("loaded on %s with %d threads", device, threads)
+    return MMEncoder(adapter, group, device)
+
+
+def _model_info(place: _Place, adapter: FamilyAdapter) -> ModelInfo:
+    config = place.config
+    dtype: torch.dtype = resolve_dtype(config.model.dtype, place.folder)
+    return ModelInfo(
+        name=config.served_name,
+        family=adapter.family,
+        model_type=read_model_type(place.folder),
+        dtype=str(dtype).removeprefix("torch."),
+        outputs=adapter.outputs,
+        default_output=adapter.default_output,
+        modalities=adapter.modalities,
+        embedding_dim=adapter.embedding_dim,
+        random_weights=is_random(config.model.model_path) or is_random(place.folder),
+        revision=config.model.revision,
+    )

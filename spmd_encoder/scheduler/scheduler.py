@@ -1,0 +1,241 @@
+"""EncoderScheduler: continuous batching on a replica's leader, between the dispatcher's socket and the tower.
+
+Lives on the worker's loop thread. Preparation (decode and preprocess) runs in the media pool, the forward on the
+compute thread; this file only decides and moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from spmd_encoder.api.types import Modality, OutputKind, StageTimes
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.scheduler.batcher import Batcher, Stage
+from spmd_encoder.scheduler.stats import StatsKeeper
+from spmd_encoder.wire.messages import Began, Completed, Ended, Failed, Job, Message
+
+log = logging.getLogger(__name__)
+
+BATCHABLE_MODALITIES = frozenset({Modality.IMAGE, Modality.AUDIO})
+"""Items of other modalities are batches of one."""
+
+
+class Prepared(Protocol):
+    """A model-ready item, as the engine made it; opaque but for its price and its batch key."""
+
+    @property
+    def cost(self) -> int: ...
+
+    @property
+    def key(self) -> object: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOutput:
+    """One item's embedding in host memory: `data` are the little-endian C-order bytes of `shape` in `dtype`."""
+
+    kind: OutputKind
+    shape: tuple[int, ...]
+    dtype: str
+    num_tokens: int
+    grid: tuple[int, int, int] | None
+    data: memoryview
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """`outcomes` holds an output or the item's own failure (for example NON_FINITE), in order."""
+
+    outcomes: Sequence[EngineOutput | EncoderError]
+    forward_s: float
+
+
+class Engine(Protocol):
+    """What the scheduler drives; the worker's real one, or a fake in tests."""
+
+    async def prepare(self, job: Job, media: memoryview) -> Prepared: ...
+
+    async def run(self, jobs: Sequence[Job], items: Sequence[Prepared]) -> BatchResult:
+        """An exception here means that the replica is out of step and must end."""
+        ...
+
+
+@dataclass
+class PendingRequest:
+    """One item that the dispatcher entrusted to this replica."""
+
+    job: Job
+    media: memoryview
+    arrived: float
+    deadline: float
+    features: Prepared | None = None
+    preprocess_s: float = 0.0
+    preparing: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+class EncoderScheduler:
+    """`reply` sends a message (and frames) to the dispatcher, `note` tells the keeper what is being worked on."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        batcher: Batcher,
+        *,
+        reply: Callable[[Message, Sequence[bytes | memoryview]], None],
+        note: Callable[[Message], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._batcher = batcher
+        self._reply = reply
+        self._note = note
+        self._clock = clock
+        self._pending: dict[int, PendingRequest] = {}
+        self._work = asyncio.Event()
+        self._stopped = False
+        self.stats = StatsKeeper()
+
+    def submit(self, jobs: Sequence[Job], media: Sequence[memoryview]) -> None:
+        now = self._clock()
+        for job, data in zip(jobs, media, strict=True):
+            if self._stopped:
+                self._reply(_failed(job, EncoderError(ErrorCode.DRAINING, "the replica is stopping")), ())
+            elif job.job_id not in self._pending:
+                self._pending[job.job_id] = PendingRequest(job, data, now, now + job.budget_s)
+                self._batcher.add(job.job_id, alone=job.alone)
+        self._pump()
+
+    def cancel(self, job_ids: Sequence[int]) -> None:
+        """A caller that has gone is never started; what runs already runs to its end and is thrown away."""
+        for job_id in job_ids:
+            if self._batcher.stage(job_id) is not Stage.RUNNING and job_id in self._pending:
+                self._drop(job_id)
+        self._pump()
+
+    async def run(self) -> None:
+        """Batch after batch, until stopped. An exception of the engine's `run` ends it."""
+        while not self._stopped:
+            batch = [self._pending[job_id] for job_id in self._batcher.next_batch()]
+            batch = self._without_expired(batch)
+            if not batch:
+                self._work.clear()
+                await self._work.wait()
+                continue
+            self._pump()
+            await self._run_batch(batch)
+            self._pump()
+
+    def stop(self) -> None:
+        """Reject what waits; `run` returns after the batch that runs."""
+        self._stopped = True
+        for pending in list(self._pending.values()):
+            if self._batcher.stage(pending.job.job_id) is not Stage.RUNNING:
+                self._fail(pending, EncoderError(ErrorCode.DRAINING, "the replica is stopping"))
+        self._work.set()
+
+    def snapshot_gauges(self) -> tuple[int, int]:
+        """(items not yet running, items running)."""
+        return self._batcher.waiting, self._batcher.running
+
+    def _pump(self) -> None:
+        while (job_id := self._batcher.next_to_prepare()) is not None:
+            pending = self._pending[job_id]
+            if pending.deadline <= self._clock():
+                self._expire(pending)
+                continue
+            self._note(Began(job_ids=(job_id,)))
+            pending.preparing = asyncio.ensure_future(self._prepare(pending))
+        self._work.set()
+
+    async def _prepare(self, pending: PendingRequest) -> None:
+        started = self._clock()
+        job_id = pending.job.job_id
+        try:
+            features = await self._engine.prepare(pending.job, pending.media)
+        except EncoderError as error:
+            self._fail_if_here(job_id, error)
+        except Exception as error:
+            # Whatever a decoder or processor raises is said of this item alone.
+            log.warning("preparing item %s failed: %s", pending.job.digest, type(error).__name__, exc_info=error)
+            self._fail_if_here(
+                job_id, EncoderError(ErrorCode.MEDIA_CORRUPT, f"cannot be preprocessed ({type(error).__name__})")
+            )
+        else:
+            pending.preprocess_s = self._clock() - started
+            pending.features = features
+            pending.media = memoryview(b"")
+            batchable = pending.job.modality in BATCHABLE_MODALITIES and not pending.job.alone
+            key = (features.key, pending.job.output) if batchable else ("alone", job_id)
+            self._batcher.prepared(job_id, key=key, cost=features.cost)
+        self._pump()
+
+    def _without_expired(self, batch: list[PendingRequest]) -> list[PendingRequest]:
+        expired = [p for p in batch if p.deadline <= self._clock()]
+        self._batcher.finished([p.job.job_id for p in expired])
+        for pending in expired:
+            self._expire(pending)
+        return [p for p in batch if p not in expired]
+
+    async def _run_batch(self, batch: list[PendingRequest]) -> None:
+        jobs = [pending.job for pending in batch]
+        items = [pending.features for pending in batch if pending.features is not None]
+        started = self._clock()
+        result = await self._engine.run(jobs, items)
+        self._batcher.finished([job.job_id for job in jobs])
+        for pending, outcome in zip(batch, result.outcomes, strict=True):
+            if isinstance(outcome, EncoderError):
+                self._fail(pending, outcome)
+                continue
+            times = StageTimes(
+                queue_s=max(0.0, started - pending.arrived - pending.preprocess_s),
+                preprocess_s=pending.preprocess_s,
+                forward_s=result.forward_s,
+            )
+            self._complete(pending, outcome, times)
+        tokens = sum(item.cost for item in items)
+        self.stats.batch_done(items=len(batch), tokens=tokens, forward_s=result.forward_s)
+
+    def _complete(self, pending: PendingRequest, output: EngineOutput, times: StageTimes) -> None:
+        del self._pending[pending.job.job_id]
+        self.stats.item_done(times)
+        message = Completed(
+            job_id=pending.job.job_id,
+            kind=output.kind,
+            shape=output.shape,
+            dtype=output.dtype,
+            num_tokens=output.num_tokens,
+            grid=output.grid,
+            times=times,
+        )
+        self._reply(message, (output.data,))
+        self._note(Ended(job_ids=(pending.job.job_id,)))
+
+    def _fail_if_here(self, job_id: int, error: EncoderError) -> None:
+        if (pending := self._pending.get(job_id)) is not None:
+            self._fail(pending, error)
+
+    def _fail(self, pending: PendingRequest, error: EncoderError) -> None:
+        self._drop(pending.job.job_id)
+        self.stats.item_failed()
+        self._reply(_failed(pending.job, error), ())
+
+    def _expire(self, pending: PendingRequest) -> None:
+        self._drop(pending.job.job_id)
+        self.stats.item_dropped()
+        self._reply(_failed(pending.job, EncoderError(ErrorCode.DEADLINE_EXCEEDED, "its time was over")), ())
+
+    def _drop(self, job_id: int) -> None:
+        pending = self._pending.pop(job_id)
+        self._batcher.remove(job_id)
+        if pending.preparing is not None:
+            pending.preparing.cancel()
+            self._note(Ended(job_ids=(job_id,)))
+
+
+def _failed(job: Job, error: EncoderError) -> Failed:
+    return Failed(job_id=job.job_id, code=error.code, message=error.message)

@@ -1,0 +1,90 @@
+"""ZMQ sockets with typed messages: a ROUTER that serves peers by name, a DEALER that is one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import zmq
+import zmq.asyncio
+
+from spmd_encoder.wire.codec import Codec
+from spmd_encoder.wire.messages import Message
+
+M = TypeVar("M")
+Frames = Sequence[bytes | memoryview]
+log = logging.getLogger(__name__)
+
+
+def new_context() -> zmq.asyncio.Context:
+    context = zmq.asyncio.Context()
+    context.setsockopt(zmq.LINGER, 0)
+    return context
+
+
+class RouterSocket(Generic[M]):
+    """Bound side. A frame that is no message of `union` is reported by `receive` as WireError."""
+
+    def __init__(self, context: zmq.asyncio.Context, union: Any, *, path: Path | None = None, host: str = "") -> None:
+        self._socket = context.socket(zmq.ROUTER)
+        # A peer that is gone must be an error here, not a silent drop; the window of jobs bounds the queue.
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._codec: Codec[M] = Codec(union)
+        if path is not None:
+            self._socket.bind(f"ipc://{path}")
+        else:
+            if ":" in host:
+                self._socket.setsockopt(zmq.IPV6, 1)
+            self._socket.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    async def receive(self) -> tuple[bytes, M, list[memoryview]]:
+        peer, header, *frames = await self._socket.recv_multipart(copy=False)
+        return peer.bytes, self._codec.decode(header.buffer), [frame.buffer for frame in frames]
+
+    def send(self, peer: bytes, message: Message, frames: Frames = ()) -> None:
+        """Never blocks. A message to a peer that has gone is dropped: whoever counts on it watches the peer."""
+        _send(self._socket, [peer, self._codec.encode(message), *frames])
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+class DealerSocket(Generic[M]):
+    """Connecting side, known to the ROUTER as `name`."""
+
+    def __init__(self, context: zmq.asyncio.Context, union: Any, *, name: bytes, address: str) -> None:
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.ROUTING_ID, name)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        if address.startswith("tcp://["):
+            self._socket.setsockopt(zmq.IPV6, 1)
+        self._codec: Codec[M] = Codec(union)
+        self._socket.connect(address)
+
+    async def receive(self) -> tuple[M, list[memoryview]]:
+        header, *frames = await self._socket.recv_multipart(copy=False)
+        return self._codec.decode(header.buffer), [frame.buffer for frame in frames]
+
+    def send(self, message: Message, frames: Frames = ()) -> None:
+        _send(self._socket, [self._codec.encode(message), *frames])
+
+    def close(self, linger_ms: int = 0) -> None:
+        self._socket.close(linger=linger_ms)
+
+
+def _send(socket: zmq.asyncio.Socket, frames: list[bytes | memoryview]) -> None:
+    # pyzmq sends at once where it can and hands back a finished future; there is nothing to wait for.
+    sent = asyncio.ensure_future(socket.send_multipart(frames, copy=False))
+    sent.add_done_callback(_forget_unreachable)
+
+
+def _forget_unreachable(sent: asyncio.Future[Any]) -> None:
+    if not sent.cancelled() and (error := sent.exception()) is not None:
+        log.debug("message not sent: %s", error)

@@ -1,0 +1,129 @@
+"""Length-prefixed messages over a byte stream: keeper and worker (socket pair), keeper and dispatcher.
+
+A frame is a 4-byte big-endian length and that many bytes of msgpack (`wire.codec`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import struct
+import threading
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from spmd_encoder.wire.codec import Codec, WireError
+from spmd_encoder.wire.messages import Message
+
+M = TypeVar("M")
+_LENGTH = struct.Struct(">I")
+MAX_FRAME_BYTES = 16 * 2**20
+
+
+class Stream(Generic[M]):
+    """One end of a connection in an event loop. Reads messages of `union`, writes any."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, union: Any) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._codec: Codec[M] = Codec(union)
+
+    async def receive(self) -> M | None:
+        """The next message, or None when the peer has gone. Raises WireError for anything that is no message."""
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            if length > MAX_FRAME_BYTES:
+                raise WireError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+            return self._codec.decode(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError, OSError):
+            return None
+
+    def send(self, message: Message) -> None:
+        """Queue a message; a lost peer is noticed by `receive`, never here."""
+        if not self._writer.is_closing():
+            body = self._codec.encode(message)
+            self._writer.write(_LENGTH.pack(len(body)) + body)
+
+    async def flush(self, timeout_s: float = 1.0) -> None:
+        try:
+            await asyncio.wait_for(self._writer.drain(), timeout_s)
+        except (ConnectionError, OSError, TimeoutError):
+            return
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Pipe:
+    """The worker's end of its socket pair: usable from any thread, before and without an event loop.
+
+    The kernel holds what was sent, so a message survives its sender's SIGKILL.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._lock = threading.Lock()
+        self._codec: Codec[Any] = Codec(Message)
+
+    def send(self, message: Message) -> None:
+        body = self._codec.encode(message)
+        left = memoryview(_LENGTH.pack(len(body)) + body)
+        with self._lock:
+            while left:
+                try:
+                    left = left[self.sock.send(left) :]
+                except BlockingIOError:
+                    select.select([], [self.sock], [], 1.0)
+                except OSError:
+                    return  # the keeper has gone; its hang-up ends this process
+
+    def receive_blocking(self, union: Any) -> Any:
+        """One message, before there is an event loop. Raises ConnectionError when the peer has gone."""
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        return Codec[Any](union).decode(self._exactly(length))
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            chunk = self.sock.recv(size - len(data))
+            if not chunk:
+                raise ConnectionError("the peer has gone")
+            data += chunk
+        return data
+
+
+async def connect(address: str, union: Any) -> Stream[Any]:
+    """`unix:<path>` or `tcp:<host>:<port>`."""
+    kind, _, rest = address.partition(":")
+    if kind == "unix":
+        reader, writer = await asyncio.open_unix_connection(rest)
+    else:
+        host, _, port = rest.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+    return Stream(reader, writer, union)
+
+
+async def over_socket(sock: socket.socket, union: Any) -> Stream[Any]:
+    sock.setblocking(False)
+    reader, writer = await asyncio.open_connection(sock=sock)
+    return Stream(reader, writer, union)
+
+
+class Listener:
+    """Accepts stream connections at a unix path or at an ephemeral TCP port of `host`."""
+
+    def __init__(self, server: asyncio.Server, address: str) -> None:
+        self._server = server
+        self.address = address
+
+    @classmethod
+    async def open(cls, on_connect: Any, *, path: Path | None = None, host: str = "") -> Listener:
+        if path is not None:
+            return cls(await asyncio.start_unix_server(on_connect, path=str(path)), f"unix:{path}")
+        server = await asyncio.start_server(on_connect, host=host, port=0)
+        port = server.sockets[0].getsockname()[1]
+        return cls(server, f"tcp:{host}:{port}")
+
+    def close(self) -> None:
+        self._server.close()

@@ -1,0 +1,62 @@
+"""The compute thread: one per rank, owner of all device work and of all collectives."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class ComputeThread:
+    """Runs calls one after another, in the order in which they were submitted.
+
+    `busy_s` tells how long the present call runs: a peer that is stuck shows as a call that does not end.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._started: float | None = None
+        # A daemon: a call stuck in a collective must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._calls.put((call, future))
+        return future
+
+    @property
+    def busy_s(self) -> float:
+        started = self._started
+        return 0.0 if started is None else time.monotonic() - started
+
+    def close(self) -> None:
+        self._calls.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (entry := self._calls.get()) is not None:
+            call, future = entry
+            self._started = time.monotonic()
+            try:
+                result, error = call(), None
+            except BaseException as caught:  # handed to whoever awaits
+                result, error = None, caught
+            self._started = None
+            self._loop.call_soon_threadsafe(_resolve, future, result, error)
+            del call, future, result, error, entry
+
+
+def _resolve(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.cancelled():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

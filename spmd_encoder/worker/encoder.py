@@ -1,0 +1,57 @@
+"""MMEncoder: one rank's shard of the model and the one way to run it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from spmd_encoder.models.base import FamilyAdapter, TowerOutput
+from spmd_encoder.wire.messages import TensorSpec
+
+
+@dataclass(frozen=True)
+class ForwardResult:
+    outputs: list[TowerOutput]
+    forward_s: float
+
+
+class MMEncoder:
+    """Runs on the compute thread of every TP rank, with equal arguments in equal order."""
+
+    def __init__(self, adapter: FamilyAdapter, group: dist.ProcessGroup, device: torch.device) -> None:
+        self.adapter = adapter
+        self._group = group
+        self._device = device
+
+    def run(self, specs: Sequence[TensorSpec], tensors: Mapping[str, Tensor] | None) -> ForwardResult:
+        """Take the batch from the leader (who passes `tensors`; the others None) and run the forward.
+
+        Outputs are on the CPU. Any exception here leaves the group out of step: the caller must end the worker.
+        """
+        started = time.perf_counter()
+        with torch.inference_mode():
+            batch: dict[str, Tensor] = {}
+            for spec in specs:
+                if tensors is not None:
+                    tensor = tensors[spec.name].to(self._device)
+                else:
+                    tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=self._device)
+                dist.broadcast(tensor, group=self._group, group_src=0)
+                batch[spec.name] = tensor
+            outputs = [
+                TowerOutput(tokens=out.tokens.cpu(), pooled=None if out.pooled is None else out.pooled.cpu())
+                for out in self.adapter.forward(batch)
+            ]
+        return ForwardResult(outputs, time.perf_counter() - started)
+
+
+def specs_of(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    )
