@@ -125,7 +125,17 @@ class Keeper:
         return draining.result() if draining.done() else self._forced(signals)
 
     async def _live(self) -> Stop:
-        """Worker, nursery and control connection, until the dispatcher says stop."""
+        """Until the dispatcher says stop. Raises StartupError, or DispatcherLostError as such an end."""
+        try:
+            return await self._live_in_group()
+        except ExceptionGroup as group:
+            first = group.exceptions[0]
+            if isinstance(first, DispatcherLostError):
+                raise StartupError(str(first), exit_code=EXIT_WORLD_LOST) from None
+            raise first from None
+
+    async def _live_in_group(self) -> Stop:
+        """Worker, nursery and control connection."""
         if self._env.local_rank == 0 and self._forks:
             self._nursery = NurseryWatch(
                 self._run_dir.path,
@@ -179,7 +189,7 @@ class Keeper:
             await self._front.close()
         self._store.kill()
         if self._nursery is not None:
-            self._nursery.kill()
+            await self._nursery.close()
 
     # -- small parts
 
@@ -239,6 +249,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-__all__ = ["DispatcherLostError", "Keeper"]

@@ -8,6 +8,7 @@ output, the child's end of a socket pair) and reads two lines: the pid, later th
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -18,6 +19,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -46,10 +48,13 @@ class Nursery:
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._selector.register(sys.stdin, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
                     self._accept()
+                elif key.fileobj is sys.stdin:
+                    self._end()
                 elif key.fileobj == self._wake_r:
                     os.read(self._wake_r, 4096)
                 elif isinstance(key.fileobj, socket.socket):
@@ -66,7 +71,7 @@ class Nursery:
         except OSError:
             connection.close()
             return
-        if message != b"fork" or len(fds) != 2 or len(os.listdir("/proc/self/task")) != 1:
+        if message != b"fork" or len(fds) != 2 or len(list(Path("/proc/self/task").iterdir())) != 1:
             # More than one thread: a fork could copy a lock that nobody will ever release.
             connection.close()
         elif (pid := os.fork()) == 0:
@@ -101,6 +106,15 @@ class Nursery:
             sys.stderr.flush()
             os._exit(code)
 
+    def _end(self) -> NoReturn:
+        """Our keeper has closed our input: it is over. Children are reaped here, since init may not do it."""
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        while self._children:
+            self._reap()
+            time.sleep(0.005)
+        os._exit(0)
+
     def _hung_up(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
         if (pid := self._pids.pop(connection, None)) is not None:
@@ -114,10 +128,8 @@ class Nursery:
             connection = self._children.pop(pid)
             if self._pids.pop(connection, None) is not None:
                 self._selector.unregister(connection)
-            try:
+            with contextlib.suppress(OSError):
                 connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
-            except OSError:
-                pass
             connection.close()
 
 
@@ -126,8 +138,8 @@ def _same_user(connection: socket.socket) -> bool:
     return bool(_UCRED.unpack(credentials)[1] == os.getuid())
 
 
-def main() -> int:
-    """Exit code 0 never comes: it serves until it is killed. Says on stdout, in one JSON line, how the start went."""
+def main() -> NoReturn:
+    """Says on stdout, in one JSON line, how the start went; then serves until it is killed."""
     run_dir, parent, rank, config_json = sys.argv[1:5]
     die_with_parent(int(parent))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -142,7 +154,7 @@ def main() -> int:
         importlib.import_module("spmd_encoder.models.registry").preload(checkpoint.read_model_type(folder))
     except StartupError as error:
         print(json.dumps({"error": error.message, "exit_code": error.exit_code}), flush=True)
-        return error.exit_code
+        sys.exit(error.exit_code)
     importlib.import_module("spmd_encoder.runtime.compute")
     gc.collect()
     gc.freeze()  # so that a collection in a child does not touch, and thereby copy, every inherited page
@@ -156,4 +168,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

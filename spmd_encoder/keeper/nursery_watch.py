@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 DEATHS_ALLOWED = 3
 WINDOW_S = 60.0
+END_TIMEOUT_S = 2.0
 
 
 class NurseryWatch:
@@ -36,16 +37,13 @@ class NurseryWatch:
     async def run(self) -> None:
         """Until cancelled. Raises StartupError: the model cannot be had, or the nursery died too often."""
         deaths: list[float] = []
-        try:
-            while True:
-                code = await self._live_once()
-                now = time.monotonic()
-                deaths = [t for t in deaths if now - t < WINDOW_S] + [now]
-                log.error("the nursery ended with code %s (%d in the last minute)", code, len(deaths))
-                if len(deaths) >= DEATHS_ALLOWED:
-                    raise StartupError(f"the nursery died {len(deaths)} times within {WINDOW_S:.0f} s", exit_code=4)
-        finally:
-            self.kill()
+        while True:
+            code = await self._live_once()
+            now = time.monotonic()
+            deaths = [t for t in deaths if now - t < WINDOW_S] + [now]
+            log.error("the nursery ended with code %s (%d in the last minute)", code, len(deaths))
+            if len(deaths) >= DEATHS_ALLOWED:
+                raise StartupError(f"the nursery died {len(deaths)} times within {WINDOW_S:.0f} s", exit_code=4)
 
     async def _live_once(self) -> int:
         self._process = await asyncio.create_subprocess_exec(
@@ -56,7 +54,7 @@ class NurseryWatch:
             str(os.getpid()),
             str(self._rank),
             self._config.to_json(),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=child_environ(),
         )
@@ -73,6 +71,14 @@ class NurseryWatch:
             log.info("the nursery is ready (pid %d)", self._process.pid)
         return await self._process.wait()
 
-    def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
+    async def close(self) -> None:
+        """Closing its input tells the nursery to end and to reap its children first."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), END_TIMEOUT_S)
+        except TimeoutError:
             self._process.kill()
+            await self._process.wait()

@@ -70,6 +70,6 @@ def set_up_logging(origin: Origin, level: str, log_format: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for noisy in ("httpx", "urllib3", "filelock", "asyncio", "PIL"):
+    for noisy in ("httpx", "urllib3", "filelock", "asyncio", "PIL", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
