@@ -1,0 +1,31 @@
+"""Shared by all tests: checkpoints made once, worlds started once and reused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def qwen_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Qwen2.5-VL checkpoint, float32, saved as several shards."""
+    from spmd_encoder.models.qwen2_5_vl import Qwen25VLAdapter
+
+    folder = tmp_path_factory.mktemp("qwen2_5_vl")
+    Qwen25VLAdapter.tiny_checkpoint(folder, seed=7)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def dinov2_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from spmd_encoder.models.dinov2 import Dinov2Adapter
+
+    folder = tmp_path_factory.mktemp("dinov2")
+    Dinov2Adapter.tiny_checkpoint(folder, seed=7)
+    return folder
