@@ -83,6 +83,7 @@ class Keeper:
             raise
         finally:
             await self._close(forced=signals.end.is_set())
+            signals.close()
         if stop.reason:
             raise StartupError(stop.reason, exit_code=stop.exit_code)
         return stop.exit_code

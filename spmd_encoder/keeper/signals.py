@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 # A launcher that is signalled together with us (scancel, Ctrl-C, a process group) forwards the same signal again.
 ECHO_S = 2.0
 PARENT_POLL_S = 0.5
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
@@ -24,9 +25,9 @@ class Signals:
         self.received: signal.Signals | None = None
         self._first = 0.0
         self._parent = os.getppid()
-        loop = asyncio.get_running_loop()
-        for sig in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(sig, self._on_signal, sig)
+        self._loop = asyncio.get_running_loop()
+        for sig in _SIGNALS:
+            self._loop.add_signal_handler(sig, self._on_signal, sig)
 
     def follow_launcher(self) -> asyncio.Task[None]:
         """End when the launcher has ended, however it ended."""
@@ -38,6 +39,12 @@ class Signals:
             await asyncio.sleep(PARENT_POLL_S)
         log.warning("the launcher is gone; ending")
         self.end.set()
+
+    def close(self) -> None:
+        """From here on signals are ignored: the rank is ending, and must not be cut off while it cleans up."""
+        for sig in _SIGNALS:
+            self._loop.remove_signal_handler(sig)
+            signal.signal(sig, signal.SIG_IGN)
 
     def _on_signal(self, sig: signal.Signals) -> None:
         now = time.monotonic()

@@ -69,7 +69,7 @@ def wait_healed(world: World, epochs: list[int]) -> None:
 
 
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGSTOP], ids=["KILL", "STOP"])
-@pytest.mark.parametrize("rank", [0, 1, 2, 3], ids=["leader0", "follower0", "leader1", "follower1"])
+@pytest.mark.parametrize("rank", [0, 3], ids=["leader", "follower"])
 def test_a_worker_falls_and_no_client_notices(
     world: World, pictures: list[bytes], expected: list[np.ndarray[Any, Any]], rank: int, sig: int
 ) -> None:
