@@ -8,6 +8,7 @@ import logging
 import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from spmd_encoder.config import Config, ServerConfig
 from spmd_encoder.dispatcher.dispatcher import DPDispatcher
@@ -78,7 +79,8 @@ class FrontHost:
     async def wait_failed(self) -> Stop:
         """Resolves when the world must end because of what lives here."""
         ended = self.dispatcher.ended
-        await asyncio.wait({ended, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        watched: set[asyncio.Future[Any]] = {ended, self._serving}
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             return ended.result()
         error = None if self._serving.cancelled() else self._serving.exception()

@@ -107,7 +107,7 @@ class Keeper:
             log.warning("not a candidate for the front end: %s", error.message)
 
     async def _serve(self, signals: Signals) -> Stop:
-        life = self._spawn(self._live())
+        life: asyncio.Task[Stop] = self._spawn(self._live())
         drain = self._spawn(_waited(signals.drain))
         end = self._spawn(_waited(signals.end))
         failed = self._spawn(self._front.wait_failed()) if self._front else None
@@ -118,10 +118,10 @@ class Keeper:
         if life.done():
             return life.result()
         if failed is not None and failed.done():
-            stop = failed.result()
+            stop: Stop = failed.result()
             await self._front_of().dispatcher.stop_world(stop)
             return stop
-        draining = self._spawn(self._drain(life))
+        draining: asyncio.Task[Stop] = self._spawn(self._drain(life))
         await asyncio.wait({draining, end}, return_when=asyncio.FIRST_COMPLETED)
         return draining.result() if draining.done() else self._forced(signals)
 

@@ -93,4 +93,4 @@ def finish(kind: OutputKind, features: Features, output: TowerOutput) -> EngineO
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """The tensor's bytes without a copy where it is contiguous already."""
     flat = tensor.contiguous().view(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return flat.numpy().data

@@ -17,9 +17,9 @@ class QwenReference:
 
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(1)
-        self._model: Any = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
-        self._model.eval()
-        self._processor: Any = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        models: Any = transformers  # its classes are only partly typed
+        self._model = models.Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+        self._processor = models.AutoImageProcessor.from_pretrained(folder, backend="pil")
 
     def tokens(self, picture: bytes) -> np.ndarray[Any, Any]:
         image = Image.open(io.BytesIO(picture)).convert("RGB")

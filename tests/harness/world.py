@@ -76,7 +76,7 @@ class Seen:
     def alive(self) -> bool:
         try:
             process = psutil.Process(self.pid)
-            return process.create_time() == self.started and process.status() != psutil.STATUS_ZOMBIE
+            return bool(process.create_time() == self.started and process.status() != psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
             return False
 

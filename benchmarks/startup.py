@@ -1,0 +1,113 @@
+"""How long a world takes until it is live and ready, and what its processes cost in memory (PSS).
+
+    python -m benchmarks.startup --nproc 8 [--model-path demo:qwen2.5-vl-tiny] [--repeat 3] [-- server flags]
+
+Prints one JSON object. Linux only: it reads /proc. PSS shares a page among the processes that map it, so that sums
+are what the machine really holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nproc", type=int, default=8)
+    parser.add_argument("--model-path", default="demo:qwen2.5-vl-tiny")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("flags", nargs="*", help="further flags of the server, after --")
+    args = parser.parse_args()
+    runs = [run(args.nproc, args.model_path, args.flags) for _ in range(args.repeat)]
+    print(json.dumps({**circumstances(), "nproc": args.nproc, "model": args.model_path, **summary(runs)}, indent=2))
+
+
+def run(nproc: int, model_path: str, flags: list[str]) -> dict[str, Any]:
+    """One start and one end."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(nproc), "-m", "spmd_encoder"]
+    command += ["--port", str(port), "--model-path", model_path, "--log-level", "warning", *flags]
+    began = time.monotonic()
+    launcher = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        live_s = wait(f"http://127.0.0.1:{port}/health/live", launcher) - began
+        ready_s = wait(f"http://127.0.0.1:{port}/health/ready", launcher) - began
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/info") as reply:
+            processes = json.load(reply)["processes"]
+        memory: dict[str, list[int]] = {}
+        for process in processes:
+            memory.setdefault(process["role"], []).append(pss_bytes(process["pid"]))
+        memory["launcher"] = [pss_bytes(launcher.pid)]
+    finally:
+        ending = time.monotonic()
+        launcher.send_signal(signal.SIGTERM)
+        launcher.wait(60)
+    return {"live_s": live_s, "ready_s": ready_s, "end_s": time.monotonic() - ending, "memory": memory}
+
+
+def wait(url: str, launcher: subprocess.Popen[bytes], timeout_s: float = 180.0) -> float:
+    """When `url` first answered 200."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and launcher.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return time.monotonic()
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.02)
+    raise RuntimeError(f"{url} did not answer 200 within {timeout_s} s")
+
+
+def pss_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"no PSS for pid {pid}")
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    roles = runs[0]["memory"]
+    mib = {role: round(statistics.median(sum(r["memory"][role]) for r in runs) / 2**20, 1) for role in roles}
+    each = {
+        role: round(statistics.median(statistics.mean(r["memory"][role]) for r in runs) / 2**20, 1) for role in roles
+    }
+    return {
+        **{key: [round(r[key], 2) for r in runs] for key in ("live_s", "ready_s", "end_s")},
+        "pss_mib_by_role": mib,
+        "pss_mib_per_process": each,
+        "pss_mib_total_without_launcher": round(sum(v for k, v in mib.items() if k != "launcher"), 1),
+    }
+
+
+def circumstances() -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.machine(),
+    )
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "command": "python -m benchmarks.startup " + " ".join(sys.argv[1:]),
+        "commit": commit.stdout.strip(),
+        "hardware": f"{os.cpu_count()} cores, {model}",
+        "python": platform.python_version(),
+    }
+
+
+if __name__ == "__main__":
+    main()
