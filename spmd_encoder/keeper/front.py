@@ -60,9 +60,8 @@ class FrontHost:
         self._serving = asyncio.create_task(front_end.serve(), name="front-end")
 
     @classmethod
-    async def open(cls, config: Config, layout: Layout, *, run_dir: Path, host: str) -> FrontHost:
-        """Raises StartupError (exit code 3) where the port is taken."""
-        sock = bind_port(config.server)
+    async def open(cls, config: Config, layout: Layout, sock: socket.socket, *, run_dir: Path, host: str) -> FrontHost:
+        """Takes over `sock`, as `bind_port` gave it."""
         stack = AsyncExitStack()
         try:
             dispatcher, endpoint = await launch_dp_runtime(config, layout, run_dir=run_dir, host=host, stack=stack)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import platform
+import socket
 import time
 import uuid
 from collections.abc import Coroutine
@@ -17,7 +18,7 @@ from spmd_encoder.config import Config, LaunchEnv
 from spmd_encoder.distributed.layout import Layout
 from spmd_encoder.errors import StartupError
 from spmd_encoder.keeper.control_client import ControlClient, DispatcherLostError
-from spmd_encoder.keeper.front import FrontHost
+from spmd_encoder.keeper.front import FrontHost, bind_port
 from spmd_encoder.keeper.nursery_watch import NurseryWatch
 from spmd_encoder.keeper.rank_worker import RankWorker
 from spmd_encoder.keeper.run_dir import RunDir
@@ -66,6 +67,7 @@ class Keeper:
             nursery=lambda: self._nursery.info if self._nursery else None,
             versions=_versions(),
         )
+        self._front_opened = asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def run(self) -> int:
@@ -74,8 +76,7 @@ class Keeper:
         if self._env.under_torchrun:
             self._tasks.append(signals.follow_launcher())
         try:
-            await self._open_front()
-            stop = await self._serve(signals)
+            stop = await self._serve(signals, self._bind_port())
         except StartupError as error:
             # Elsewhere the launcher ends the other ranks; the dispatcher may know some of them already.
             if self._front is not None:
@@ -90,53 +91,63 @@ class Keeper:
 
     # -- the parts of a life
 
-    async def _open_front(self) -> None:
-        node = range(
-            self._env.rank - self._env.local_rank, self._env.rank - self._env.local_rank + self._env.local_world_size
-        )
-        if self._layout.lowest_leader(node) != self._env.rank:
-            return
+    def _bind_port(self) -> socket.socket | None:
+        """The front end's port, where this rank may host it. Raises StartupError (exit code 3) where it is taken."""
+        env = self._env
+        first = env.rank - env.local_rank
+        if self._layout.lowest_leader(range(first, first + env.local_world_size)) != env.rank:
+            return None
         anywhere = self._config.parallel.frontend == "any"
-        if self._env.node_rank != 0 and not anywhere:
-            return
+        if env.node_rank != 0 and not anywhere:
+            return None
         try:
-            self._front = await FrontHost.open(self._config, self._layout, run_dir=self._run_dir.path, host=self._host)
+            return bind_port(self._config.server)
         except StartupError as error:
             if not anywhere:
                 raise
             log.warning("not a candidate for the front end: %s", error.message)
+            return None
 
-    async def _serve(self, signals: Signals) -> Stop:
-        life: asyncio.Task[Stop] = self._spawn(self._live())
+    async def _open_front(self, sock: socket.socket) -> None:
+        self._front = await FrontHost.open(
+            self._config, self._layout, sock, run_dir=self._run_dir.path, host=self._host
+        )
+        self._front_opened.set()
+
+    async def _front_failed(self) -> Stop:
+        await self._front_opened.wait()
+        return await self._front_of().wait_failed()
+
+    async def _serve(self, signals: Signals, port: socket.socket | None) -> Stop:
+        life: asyncio.Task[Stop] = self._spawn(self._live(port))
         drain = self._spawn(_waited(signals.drain))
         end = self._spawn(_waited(signals.end))
-        failed = self._spawn(self._front.wait_failed()) if self._front else None
-        watched = {life, drain, end} | ({failed} if failed else set())
-        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        failed: asyncio.Task[Stop] = self._spawn(self._front_failed())
+        await asyncio.wait({life, drain, end, failed}, return_when=asyncio.FIRST_COMPLETED)
         if end.done():
             return self._forced(signals)
         if life.done():
             return life.result()
-        if failed is not None and failed.done():
-            stop: Stop = failed.result()
+        if failed.done():
+            stop = failed.result()
             await self._front_of().dispatcher.stop_world(stop)
             return stop
         draining: asyncio.Task[Stop] = self._spawn(self._drain(life))
         await asyncio.wait({draining, end}, return_when=asyncio.FIRST_COMPLETED)
         return draining.result() if draining.done() else self._forced(signals)
 
-    async def _live(self) -> Stop:
+    async def _live(self, port: socket.socket | None) -> Stop:
         """Until the dispatcher says stop. Raises StartupError, or DispatcherLostError as such an end."""
         try:
-            return await self._live_in_group()
+            return await self._live_in_group(port)
         except ExceptionGroup as group:
             first = group.exceptions[0]
             if isinstance(first, DispatcherLostError):
                 raise StartupError(str(first), exit_code=EXIT_WORLD_LOST) from None
             raise first from None
 
-    async def _live_in_group(self) -> Stop:
-        """Worker, nursery and control connection."""
+    async def _live_in_group(self, port: socket.socket | None) -> Stop:
+        """Nursery, front end, worker and control connection."""
         if self._env.local_rank == 0 and self._forks:
             self._nursery = NurseryWatch(
                 self._run_dir.path,
@@ -146,6 +157,11 @@ class Keeper:
             )
         async with asyncio.TaskGroup() as group:
             helpers = [group.create_task(self._nursery.run())] if self._nursery else []
+            if self._nursery is not None:
+                # It imports for seconds: let it begin before this process imports the front end.
+                await self._nursery.launched.wait()
+            if port is not None:
+                await self._open_front(port)
             await self._store.start(self._starter)
             helpers.append(group.create_task(self._worker.run()))
             world = await self._world

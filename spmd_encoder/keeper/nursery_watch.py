@@ -33,6 +33,8 @@ class NurseryWatch:
         self._on_started = on_started
         self._process: asyncio.subprocess.Process | None = None
         self.info: ProcessInfo | None = None
+        self.launched = asyncio.Event()
+        """Set once the first nursery's process exists (it is not ready yet)."""
 
     async def run(self) -> None:
         """Until cancelled. Raises StartupError: the model cannot be had, or the nursery died too often."""
@@ -61,6 +63,7 @@ class NurseryWatch:
         self.info = ProcessInfo(
             rank=self._rank, dp_rank=0, tp_rank=0, role="nursery", pid=self._process.pid, epoch=None
         )
+        self.launched.set()
         self._on_started(self.info)
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()

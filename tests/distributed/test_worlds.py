@@ -48,7 +48,7 @@ def world(request: pytest.FixtureRequest, qwen_tiny: Path) -> Iterator[tuple[Wor
 def test_singles_equal_transformers(
     world: tuple[World, int, int], pictures: list[bytes], expected: list[np.ndarray[Any, Any]]
 ) -> None:
-    served, _, _ = world
+    served, _, tp = world
     for picture, want in zip(pictures, expected, strict=True):
         (got,) = served.encode([picture])
         assert off_by(got, want) <= (1e-6 if tp == 1 else 1e-5)
