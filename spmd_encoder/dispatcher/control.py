@@ -82,13 +82,16 @@ class ControlServer:
             log.warning("control connection refused: not a keeper of this world")
             return
         self._streams[hello.rank] = stream
-        self._on_message(hello)
-        while (message := await stream.receive()) is not None:
-            self._on_message(message)
-        if self._streams.get(hello.rank) is stream:
-            del self._streams[hello.rank]
-            if not self.closing:
-                self._on_lost(hello.rank)
+        try:
+            self._on_message(hello)
+            while (message := await stream.receive()) is not None:
+                self._on_message(message)
+        finally:
+            # Also where the keeper sent what is no message: its connection is closed then.
+            if self._streams.get(hello.rank) is stream:
+                del self._streams[hello.rank]
+                if not self.closing:
+                    self._on_lost(hello.rank)
 
     def _belongs(self, hello: KeeperHello) -> bool:
         known = hmac.compare_digest(hello.token.encode(), self._token.encode())

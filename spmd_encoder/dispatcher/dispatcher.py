@@ -93,7 +93,8 @@ class DPDispatcher:
     async def encode(self, request: EncodeRequest) -> Sequence[ItemOutcome]:
         self._check_open()
         now = time.monotonic()
-        budget = min(request.deadline_s or self._config.limits.request_timeout_s, self._config.limits.request_timeout_s)
+        limit = self._config.limits.request_timeout_s
+        budget = limit if request.deadline_s is None else min(request.deadline_s, limit)
         new = [self._new_job(item, now + budget, None) for item in request.items]
         for job, item in zip(new, request.items, strict=True):
             self._jobs.open(job.job_id, request, item, job.deadline)
@@ -272,6 +273,10 @@ class DPDispatcher:
                 self._model, self._cost = message.model, message.cost
                 self._effects(replica, self._fleet.hello(replica, message))
             case Completed():
+                if not frames:
+                    error = EncoderError(ErrorCode.INTERNAL, "the replica sent a result without its tensor")
+                    self._apply(self._ledger.failed(replica, message.job_id, error))
+                    return
                 commands = self._ledger.completed(replica, message.job_id)
                 if any(isinstance(command, Deliver) for command in commands):
                     self.metrics.item_completed(message.times)

@@ -22,7 +22,7 @@ DEATHS_ALLOWED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """`pinned`: a probe of this one replica; it takes part in nothing else."""
+    """`pinned`: a probe of this one replica; it takes part in nothing else. An older job has a lower `job_id`."""
 
     job_id: int
     digest: str
@@ -134,7 +134,7 @@ class Ledger:
         commands: list[Command] = []
         for job in jobs:
             self._jobs[job.job_id] = _Job(job)
-            if self._refused_until.get(job.digest, now) > now:
+            if self._is_refused(job.digest, now):
                 commands.append(self._give_up(job.job_id, None))
             else:
                 self._waiting[job.job_id] = None
@@ -169,18 +169,21 @@ class Ledger:
                 del self._deaths[digest]
                 self._refused_until[digest] = now + self._quarantine_s
         commands: list[Command] = []
-        for job_id in reversed(lost):
+        for job_id in lost:
             job = self._jobs[job_id]
             job.replica = None
             if job.new.pinned is not None:
                 error = EncoderError(ErrorCode.WORKER_DIED, "the probed replica was lost")
                 commands.append(self._resolve_failed(job_id, error, replica))
-            elif job.new.digest not in self._refused_until:
+            elif self._is_refused(job.new.digest, now):
+                commands.append(self._give_up(job_id, replica))
+            else:
                 job.alone = job.alone or job_id in suspected
                 self.retried += 1
                 self._waiting[job_id] = None
-                self._waiting.move_to_end(job_id, last=False)
-        commands += self._refuse(blamed & self._refused_until.keys(), replica)
+        # Oldest first, also where several replicas were lost one after another.
+        self._waiting = OrderedDict.fromkeys(sorted(self._waiting))
+        commands += self._refuse_waiting(now)
         return commands + self._assign()
 
     def completed(self, replica: int, job_id: int) -> list[Command]:
@@ -271,11 +274,13 @@ class Ledger:
             del self._jobs[job_id]
         return [Withdraw(replica, tuple(ids)) for replica, ids in told.items()]
 
-    def _refuse(self, digests: Iterable[str], replica: int) -> list[Command]:
-        """Resolve every job of a digest that has just killed its second worker, wherever it is."""
-        refused = set(digests)
-        doomed = [job_id for job_id, job in self._jobs.items() if job.new.digest in refused and job.replica is None]
-        return [self._give_up(job_id, replica) for job_id in doomed]
+    def _is_refused(self, digest: str, now: float) -> bool:
+        return self._refused_until.get(digest, now) > now
+
+    def _refuse_waiting(self, now: float) -> list[Command]:
+        """Resolve the jobs that wait with a digest that has just killed its second worker."""
+        doomed = [job_id for job_id in self._waiting if self._is_refused(self._jobs[job_id].new.digest, now)]
+        return [self._give_up(job_id, None) for job_id in doomed]
 
     def _give_up(self, job_id: int, replica: int | None) -> Fail:
         error = EncoderError(

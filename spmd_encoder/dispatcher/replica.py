@@ -87,14 +87,15 @@ class Replica:
     # -- events
 
     def hello(self, epoch: int) -> list[Effect]:
-        if epoch != self.epoch or self.state is ReplicaState.GONE or self.said_hello:
+        if epoch != self.epoch or self._is_out() or self.said_hello:
             return []
         self.said_hello = True
-        return [SendProbe()]
+        # A new worker says hello: the old one is gone, although nobody has said yet what it was doing.
+        return [*self.no_report(), SendProbe()]
 
     def probe_done(self, epoch: int, error: str | None) -> list[Effect]:
         """The outcome of a probe that was sent in `epoch`."""
-        if epoch != self.epoch or self.state is ReplicaState.GONE or not self.said_hello:
+        if epoch != self.epoch or self._is_out() or not self.said_hello:
             return []
         if error is not None:
             return self.stalled(epoch, f"a probe failed: {error}")
@@ -111,7 +112,7 @@ class Replica:
         """A keeper's report; only the leader's knows the suspects."""
         leader = rank == self.leader_rank
         if self.state is ReplicaState.LOST and leader and epoch == self._unreported:
-            self.state = ReplicaState.HEALING
+            self.state = self._ended_state()
             self._unreported = None
             return [SettleJobs(tuple(suspects))]
         if self.state is ReplicaState.GONE or epoch != self.epoch:
@@ -134,7 +135,7 @@ class Replica:
         if rank not in self._missing_keepers:
             return []
         self._missing_keepers.discard(rank)
-        return [] if self._missing_keepers else self._lose((), fatal=False)
+        return [] if self._is_out() else self._lose((), fatal=False)
 
     def stalled(self, epoch: int, reason: str) -> list[Effect]:
         """A rank shows no progress."""
@@ -147,7 +148,7 @@ class Replica:
         """The leader's keeper has not said in time what its worker was doing."""
         if self.state is not ReplicaState.LOST:
             return []
-        self.state = ReplicaState.HEALING
+        self.state = self._ended_state()
         self._unreported = None
         return [SettleJobs(None)]
 
@@ -160,6 +161,13 @@ class Replica:
         self.state = ReplicaState.GONE
 
     # -- parts
+
+    def _is_out(self) -> bool:
+        """Being ended, or not to be formed before all its keepers are back."""
+        return self.state is ReplicaState.GONE or bool(self._missing_keepers)
+
+    def _ended_state(self) -> ReplicaState:
+        return ReplicaState.FAILED if self.failures >= START_TRIES else ReplicaState.HEALING
 
     def _lose(self, suspects: tuple[int, ...] | None, *, fatal: bool) -> list[Effect]:
         """`suspects` None: the leader has not reported yet."""
@@ -180,7 +188,7 @@ class Replica:
         if suspects is None and had_work:
             self.state, self._unreported = ReplicaState.LOST, ended
             return [reform]
-        self.state = ReplicaState.FAILED if fatal or self.failures >= START_TRIES else ReplicaState.HEALING
+        self.state = ReplicaState.FAILED if fatal else self._ended_state()
         return [reform, SettleJobs(suspects or ())]
 
     def _pause(self) -> float:

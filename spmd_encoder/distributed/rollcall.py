@@ -101,10 +101,18 @@ def roll_call(
         if chair is not None:
             chair.preside()
         sleep(POLL_S)
-    missing = [r for r in range(world_size) if not store.get(f"member/{r}")]
     raise StartupError(
-        f"no answer to the roll call within {timeout_s:.0f} s; silent ranks: {missing or 'none'}", exit_code=3
+        f"no answer to the roll call within {timeout_s:.0f} s; silent ranks: {_silent(store, rank, world_size, token)}",
+        exit_code=3,
     )
+
+
+def _silent(store: Store, rank: int, world_size: int, token: str) -> list[int]:
+    """Who has not answered. A rank's key alone proves nothing: it may stem from an earlier start."""
+    name, tokens = json.loads(store.get("current") or '["", []]')
+    if rank < len(tokens) and tokens[rank] == token:
+        return [r for r, said in enumerate(tokens) if store.get(f"ack/{name}/{r}") != said]
+    return [r for r in range(world_size) if not store.get(f"member/{r}")] or [0]
 
 
 class _Chair:

@@ -120,15 +120,16 @@ class EncoderScheduler:
     async def run(self) -> None:
         """Batch after batch, until stopped. An exception of the engine's `run` ends it."""
         while not self._stopped:
-            batch = [self._pending[job_id] for job_id in self._batcher.next_batch()]
-            batch = self._without_expired(batch)
-            if not batch:
+            taken = [self._pending[job_id] for job_id in self._batcher.next_batch()]
+            if not taken:
                 self._work.clear()
                 await self._work.wait()
                 continue
+            batch = self._without_expired(taken)
             self._pump()
-            await self._run_batch(batch)
-            self._pump()
+            if batch:
+                await self._run_batch(batch)
+                self._pump()
 
     def stop(self) -> None:
         """Reject what waits; `run` returns after the batch that runs."""

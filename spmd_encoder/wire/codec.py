@@ -28,5 +28,6 @@ class Codec(Generic[M]):
     def decode(self, frame: bytes | bytearray | memoryview) -> M:
         try:
             return self._decoder.decode(frame)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            # RecursionError: a field of many nested arrays, which the decoder skips in search of the tag.
             raise WireError(f"not a valid message: {error}") from None

@@ -56,6 +56,8 @@ class ComputeThread:
 def _resolve(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     if future.cancelled():
         return
+    if isinstance(error, StopIteration):  # a future refuses it
+        error = RuntimeError("the call raised StopIteration")
     if error is not None:
         future.set_exception(error)
     else:

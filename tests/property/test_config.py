@@ -1,0 +1,45 @@
+"""A configuration survives every way in which it travels."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spmd_encoder.config import Config, env_name, flag_fields, flag_name, parse_config
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
+
+
+def values(field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
+    if field.metadata["choices"]:
+        return st.sampled_from(field.metadata["choices"])
+    if field.name == "port":
+        return st.integers(0, 65535)
+    if isinstance(field.default, int) or field.name == "dp_size":
+        return st.integers(1, 2**40)
+    if isinstance(field.default, float):
+        return st.floats(min_value=1e-6, max_value=1e9, allow_nan=False)
+    return words
+
+
+chosen = st.fixed_dictionaries({}, optional={f.name: values(f) for _, _, f in flag_fields()})
+FIELDS = {field.name: field for _, _, field in flag_fields()}
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=50, deadline=None)
+@given(chosen, st.sets(st.sampled_from(sorted(FIELDS))))
+def test_flags_environment_and_json_agree(values: dict[str, Any], by_flag: set[str]) -> None:
+    argv = [f"{flag_name(FIELDS[name])}={value}" for name, value in values.items() if name in by_flag]
+    environ = {env_name(FIELDS[name]): str(value) for name, value in values.items() if name not in by_flag}
+    config, _ = parse_config(argv, environ)
+    flat = config.flat()
+    assert {name: flat[name] for name in values} == values
+    assert {n: v for n, v in flat.items() if n not in values} == {
+        n: v for n, v in Config().flat().items() if n not in values
+    }
+    assert Config.from_json(config.to_json()) == config
+    assert Config.from_json(config.to_json()).digest() == config.digest()
+    assert (config.digest() == Config().digest()) == (config == Config())

@@ -1,0 +1,267 @@
+"""The ledger against a model that knows only where each job is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypothesis import assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from spmd_encoder.dispatcher.ledger import Command, Deliver, Fail, Ledger, NewJob, Send, Withdraw
+from spmd_encoder.errors import EncoderError, ErrorCode
+
+QUARANTINE_S = 20.0
+WAITING = None
+digests = st.sampled_from("abc")
+costs = st.integers(1, 14)
+
+
+@dataclass
+class Known:
+    job: NewJob
+    place: int | None = WAITING
+    alone: bool = False
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    @initialize(
+        replicas=st.integers(1, 3), max_items=st.integers(1, 9), window=st.integers(1, 3), tokens=st.integers(5, 20)
+    )
+    def begin(self, replicas: int, max_items: int, window: int, tokens: int) -> None:
+        self.replicas = range(replicas)
+        self.window, self.window_tokens, self.max_items = window, tokens, max_items
+        self.ledger = Ledger(
+            self.replicas, max_items=max_items, window_items=window, window_tokens=tokens, quarantine_s=QUARANTINE_S
+        )
+        self.now = 1000.0
+        self.next_id = 1
+        self.ready: set[int] = set()
+        self.jobs: dict[int, Known] = {}
+        self.deaths: dict[str, int] = {}
+        self.refused: dict[str, float] = {}
+        self.resolved: set[int] = set()
+
+    # -- the model
+
+    def held(self, replica: int) -> list[int]:
+        return [job_id for job_id, known in self.jobs.items() if known.place == replica]
+
+    def waiting(self) -> list[int]:
+        return sorted(job_id for job_id, known in self.jobs.items() if known.place is WAITING)
+
+    def tokens(self, replica: int) -> int:
+        return sum(self.jobs[job_id].job.cost_tokens for job_id in self.held(replica))
+
+    def is_refused(self, digest: str) -> bool:
+        return self.refused.get(digest, self.now) > self.now
+
+    def resolve(self, job_id: int) -> None:
+        assert job_id in self.jobs
+        assert job_id not in self.resolved
+        self.resolved.add(job_id)
+        del self.jobs[job_id]
+
+    def expect(
+        self,
+        commands: Sequence[Command],
+        *,
+        fails: dict[int, ErrorCode] | None = None,
+        delivers: Sequence[int] = (),
+        withdraws: dict[int, set[int]] | None = None,
+    ) -> None:
+        """Exactly these resolutions and withdrawals happened, and every Send is lawful."""
+        failed = [command for command in commands if isinstance(command, Fail)]
+        assert sorted(f.job_id for f in failed) == sorted(fails or {})
+        assert {f.job_id: f.error.code for f in failed} == (fails or {})
+        assert [c.job_id for c in commands if isinstance(c, Deliver)] == list(delivers)
+        withdrawn = [(c.replica, set(c.job_ids)) for c in commands if isinstance(c, Withdraw)]
+        assert len(withdrawn) == len(dict(withdrawn))
+        assert dict(withdrawn) == (withdraws or {})
+        for job_id in [*(fails or {}), *delivers]:
+            self.resolve(job_id)
+
+        sends = [command for command in commands if isinstance(command, Send)]
+        assert len({send.replica for send in sends}) == len(sends)
+        for send in sends:
+            assert send.replica in self.ready, "sent to a replica that is not ready"
+            assert len(send.job_ids) == len(send.alone) == len(set(send.job_ids)) > 0
+            assert list(send.job_ids) == sorted(send.job_ids)
+            for job_id, alone in zip(send.job_ids, send.alone, strict=True):
+                known = self.jobs[job_id]
+                assert known.place is WAITING, "in two hands at once"
+                known.place = send.replica
+                assert alone == (known.alone or known.job.digest in self.deaths)
+                known.alone = alone
+            held = self.held(send.replica)
+            assert len(held) <= self.window
+            assert len(held) == 1 or self.tokens(send.replica) <= self.window_tokens
+        sent = [job_id for send in sends for job_id in send.job_ids]
+        if sent and self.waiting():
+            assert max(sent) < self.waiting()[0], "the oldest was overtaken"
+
+    def new_job(self, digest: str, cost: int, ttl: float, pinned: int | None = None) -> NewJob:
+        job = NewJob(job_id=self.next_id, digest=digest, cost_tokens=cost, deadline=self.now + ttl, pinned=pinned)
+        self.next_id += 1
+        return job
+
+    # -- events
+
+    @rule(items=st.lists(st.tuples(digests, costs, st.integers(1, 60)), min_size=1, max_size=5))
+    def submit(self, items: list[tuple[str, int, int]]) -> None:
+        new = [self.new_job(*item) for item in items]
+        assert self.ledger.room() == max(0, self.max_items - len(self.jobs))
+        try:
+            commands = self.ledger.submit(new, self.now)
+        except EncoderError as error:
+            assert error.code is ErrorCode.QUEUE_FULL
+            assert len(self.jobs) + len(new) > self.max_items
+            return
+        assert len(self.jobs) + len(new) <= self.max_items
+        self.jobs |= {job.job_id: Known(job) for job in new}
+        fails = {job.job_id: ErrorCode.WORKER_DIED for job in new if self.is_refused(job.digest)}
+        self.expect(commands, fails=fails)
+
+    @rule(data=st.data())
+    def replica_ready(self, data: st.DataObject) -> None:
+        replica = data.draw(st.sampled_from(self.replicas))
+        self.ready.add(replica)
+        self.expect(self.ledger.replica_ready(replica))
+
+    @rule(data=st.data())
+    def replica_away(self, data: st.DataObject) -> None:
+        replica = data.draw(st.sampled_from(self.replicas))
+        self.ready.discard(replica)
+        self.ledger.replica_away(replica)
+
+    @rule(data=st.data(), foreign=st.sets(st.integers(1, 40), max_size=4), known=st.booleans())
+    def replica_lost(self, data: st.DataObject, foreign: set[int], known: bool) -> None:
+        replica = data.draw(st.sampled_from(self.replicas))
+        held = self.held(replica)
+        named = data.draw(st.sets(st.sampled_from(held))) | foreign if held and known else foreign
+        suspects = (named & set(held)) if known else set(held)
+        self.ready.discard(replica)
+        for digest in {self.jobs[j].job.digest for j in suspects if self.jobs[j].job.pinned is None}:
+            self.deaths[digest] = self.deaths.get(digest, 0) + 1
+            if self.deaths[digest] == 2:
+                del self.deaths[digest]
+                self.refused[digest] = self.now + QUARANTINE_S
+        fails = {}
+        for job_id in held:
+            entry = self.jobs[job_id]
+            if entry.job.pinned is not None:
+                fails[job_id] = ErrorCode.WORKER_DIED
+            entry.place = WAITING
+            entry.alone = entry.alone or job_id in suspects
+        fails |= {
+            job_id: ErrorCode.WORKER_DIED for job_id in self.waiting() if self.is_refused(self.jobs[job_id].job.digest)
+        }
+        self.expect(self.ledger.replica_lost(replica, tuple(named) if known else None, self.now), fails=fails)
+
+    @rule(data=st.data(), wrong=st.integers(0, 5), ok=st.booleans())
+    def reply(self, data: st.DataObject, wrong: int, ok: bool) -> None:
+        """A result or a failure; one time in some from a replica that does not have the job in hand."""
+        replica = data.draw(st.sampled_from(self.replicas))
+        held = self.held(replica)
+        if held and wrong:
+            job_id = data.draw(st.sampled_from(held))
+        else:
+            job_id = data.draw(st.integers(0, self.next_id))
+        error = EncoderError(ErrorCode.MEDIA_CORRUPT, "broken")
+        mine = job_id in held
+        if ok and mine:
+            self.deaths.pop(self.jobs[job_id].job.digest, None)
+        commands = self.ledger.completed(replica, job_id) if ok else self.ledger.failed(replica, job_id, error)
+        if not mine:
+            assert commands == []
+        elif ok:
+            self.expect(commands, delivers=[job_id])
+        else:
+            self.expect(commands, fails={job_id: ErrorCode.MEDIA_CORRUPT})
+
+    @rule(data=st.data(), extra=st.lists(st.integers(0, 50), max_size=2, unique=True))
+    def cancel(self, data: st.DataObject, extra: list[int]) -> None:
+        mine = [job_id for job_id, known in self.jobs.items() if known.job.pinned is None]
+        chosen = data.draw(st.sets(st.sampled_from(mine))) if mine else set()
+        chosen |= {job_id for job_id in extra if job_id not in self.jobs}
+        withdraws: dict[int, set[int]] = {}
+        for job_id in chosen & self.jobs.keys():
+            place = self.jobs.pop(job_id).place
+            if place is not WAITING:
+                withdraws.setdefault(place, set()).add(job_id)
+        self.expect(self.ledger.cancel(chosen), withdraws=withdraws)
+
+    @rule(step=st.sampled_from([0.0, 1.0, 5.0, 25.0]))
+    def tick(self, step: float) -> None:
+        self.now += step
+        late = {job_id: known for job_id, known in self.jobs.items() if known.job.deadline <= self.now}
+        withdraws: dict[int, set[int]] = {}
+        for job_id, known in late.items():
+            if known.place is not WAITING:
+                withdraws.setdefault(known.place, set()).add(job_id)
+        fails = {job_id: ErrorCode.DEADLINE_EXCEEDED for job_id in late}
+        self.expect(self.ledger.tick(self.now), fails=fails, withdraws=withdraws)
+
+    @rule(step=st.sampled_from([0.5, 21.0]))
+    def time_passes_between_ticks(self, step: float) -> None:
+        self.now += step
+
+    @rule(data=st.data(), digest=digests, cost=costs)
+    def probe(self, data: st.DataObject, digest: str, cost: int) -> None:
+        replica = data.draw(st.sampled_from(self.replicas))
+        job = self.new_job(digest, cost, 1000.0, replica)
+        (send,) = self.ledger.probe(job)
+        assert isinstance(send, Send)
+        assert (send.replica, send.job_ids) == (replica, (job.job_id,))
+        self.jobs[job.job_id] = Known(job, replica)
+
+    @rule()
+    @precondition(lambda self: self.next_id > 8)
+    def fail_all(self) -> None:
+        assume(self.jobs)
+        withdraws = {replica: set(self.held(replica)) for replica in self.replicas if self.held(replica)}
+        fails = dict.fromkeys(self.jobs, ErrorCode.DRAINING)
+        self.expect(self.ledger.fail_all(EncoderError(ErrorCode.DRAINING, "end")), fails=fails, withdraws=withdraws)
+        assert self.ledger.num_jobs == 0
+
+    # -- laws
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        assert self.ledger.num_jobs == len(self.jobs)
+        for replica in self.replicas:
+            load = self.ledger.load(replica)
+            assert load.outstanding_items == len(self.held(replica))
+            assert load.outstanding_tokens == self.tokens(replica)
+
+    @invariant()
+    def nothing_waits_beside_a_free_replica(self) -> None:
+        if not hasattr(self, "ledger") or not self.waiting():
+            return
+        cost = self.jobs[self.waiting()[0]].job.cost_tokens
+        for replica in self.ready:
+            held = self.held(replica)
+            full = len(held) >= self.window or (held and self.tokens(replica) + cost > self.window_tokens)
+            assert full, "the oldest job waits although a replica has room"
+
+    def teardown(self) -> None:
+        """With healthy replicas everything left comes to its end."""
+        if not hasattr(self, "ledger"):
+            return
+        for replica in self.replicas:
+            self.ready.add(replica)
+            self.expect(self.ledger.replica_ready(replica))
+        while self.jobs:
+            job_id, known = next((j, k) for j, k in self.jobs.items() if k.place is not WAITING)
+            assert known.place is not None
+            self.deaths.pop(known.job.digest, None)
+            self.expect(self.ledger.completed(known.place, job_id), delivers=[job_id])
+        assert self.ledger.num_jobs == 0
+        assert all(self.ledger.load(r).outstanding_tokens == 0 for r in self.replicas)
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,237 @@
+"""Flags, their environment twins, and what the launcher's environment says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spmd_encoder.config import (
+    DEFAULT_MODEL,
+    ENV_PREFIX,
+    Config,
+    LaunchEnv,
+    ParallelConfig,
+    cache_dir,
+    env_name,
+    flag_fields,
+    flag_name,
+    flags_table,
+    parse_config,
+    read_launch_env,
+    validate_layout,
+)
+from spmd_encoder.errors import StartupError
+
+FIELDS = [pytest.param(section, field, id=field.name) for section, _, field in flag_fields()]
+
+
+def usage_error(argv: Sequence[str], environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(StartupError) as caught:
+        parse_config(argv, environ or {})
+    assert caught.value.exit_code == 2
+    message = caught.value.message
+    assert "\n" not in message
+    assert message.strip()
+    return message
+
+
+def another_value(field: dataclasses.Field[Any]) -> Any:
+    if field.metadata["choices"]:
+        return next(c for c in field.metadata["choices"] if c != field.default)
+    if isinstance(field.default, int | float):
+        return field.default + 1
+    return 7 if field.name == "dp_size" else "something-else"
+
+
+def test_defaults() -> None:
+    config, check = parse_config([], {})
+    assert config == Config()
+    assert not check
+    assert config.served_name == DEFAULT_MODEL
+    assert parse_config(["--check"], {}) == (Config(), True)
+
+
+@pytest.mark.parametrize(("section", "field"), FIELDS)
+def test_every_flag_has_an_environment_twin_and_wins_over_it(section: str, field: dataclasses.Field[Any]) -> None:
+    wanted = another_value(field)
+    environ = {env_name(field): str(wanted)}
+    assert env_name(field) == ENV_PREFIX + flag_name(field)[2:].upper().replace("-", "_")
+
+    from_env, _ = parse_config([], environ)
+    assert getattr(getattr(from_env, section), field.name) == wanted
+    from_flag, _ = parse_config([flag_name(field), str(wanted)], {})
+    assert from_flag == from_env
+    assert from_flag != Config()
+    if field.default is not None:
+        assert parse_config([flag_name(field), str(field.default)], environ)[0] == Config()
+
+
+@pytest.mark.parametrize(("section", "field"), FIELDS)
+def test_aliases_mean_the_same(section: str, field: dataclasses.Field[Any]) -> None:
+    wanted = str(another_value(field))
+    for alias in field.metadata["alias"]:
+        assert parse_config([alias, wanted], {}) == parse_config([flag_name(field), wanted], {})
+
+
+def test_a_flag_given_as_its_default_still_wins() -> None:
+    config, _ = parse_config(["--port", "30000"], {"SPMD_ENCODER_PORT": "1234"})
+    assert config.server.port == 30000
+
+
+def test_no_two_flags_share_a_name() -> None:
+    names = [name for _, _, field in flag_fields() for name in (flag_name(field), *field.metadata["alias"])]
+    assert len(names) == len(set(names))
+    assert len(Config().flat()) == len(flag_fields()) + 1  # and the faults
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--no-such-flag=3"], "--no-such-flag"),
+        (["stray"], "stray"),
+        (["--por", "1"], "--por"),
+        (["--max-batch", "1"], "--max-batch"),
+        (["--port"], "--port"),
+        (["--port", "many"], "many"),
+        (["--dtype", "float8"], "float8"),
+        (["--port", "65536"], "--port"),
+        (["--port", "-1"], "--port"),
+        (["--tp-size", "0"], "--tp-size"),
+        (["--dp-size", "-1"], "--dp-size"),
+        (["--max-batch-items", "0"], "--max-batch-items"),
+        (["--request-timeout-s", "-0.5"], "--request-timeout-s"),
+        (["--request-timeout-s", "nan"], "--request-timeout-s"),
+        (["--drain-deadline-s", "0"], "--drain-deadline-s"),
+    ],
+)
+def test_a_bad_flag_is_one_sentence(argv: list[str], named: str) -> None:
+    assert named in usage_error(argv)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SPMD_ENCODER_PORT", "eighty"),
+        ("SPMD_ENCODER_PORT", ""),
+        ("SPMD_ENCODER_STALL_TIMEOUT_S", "soon"),
+        ("SPMD_ENCODER_DTYPE", "float8"),
+    ],
+)
+def test_a_bad_environment_value_names_its_variable(name: str, value: str) -> None:
+    message = usage_error([], {name: value})
+    assert name in message
+    assert repr(value) in message
+
+
+def test_a_flag_hides_a_bad_environment_value() -> None:
+    assert parse_config(["--port", "1"], {"SPMD_ENCODER_PORT": "eighty"})[0].server.port == 1
+
+
+def test_port_zero_is_allowed() -> None:
+    assert parse_config(["--port", "0"], {})[0].server.port == 0
+
+
+def test_faults_come_from_the_environment_only() -> None:
+    assert parse_config([], {"SPMD_ENCODER_FAULTS": "kill@sha256:0"})[0].faults == "kill@sha256:0"
+    usage_error(["--faults", "kill@sha256:0"])
+
+
+def test_the_digest_is_stable_and_tells_configurations_apart() -> None:
+    assert Config().digest() == Config().digest() == Config.from_json(Config().to_json()).digest()
+    digests = {Config().digest()}
+    for _, _, field in flag_fields():
+        digests.add(parse_config([flag_name(field), str(another_value(field))], {})[0].digest())
+    digests.add(dataclasses.replace(Config(), faults="x").digest())
+    assert len(digests) == len(flag_fields()) + 2
+
+
+def test_the_flags_table_has_a_line_per_flag() -> None:
+    lines = flags_table().splitlines()[2:]
+    assert len(lines) == len(flag_fields())
+    for line, (_, _, field) in zip(lines, flag_fields(), strict=True):
+        assert line.count("|") == 5, line
+        assert f"`{flag_name(field)}`" in line
+        assert f"`{env_name(field)}`" in line
+        assert field.metadata["help"] in line
+
+
+@pytest.mark.parametrize(
+    ("tp", "dp", "world", "sizes"),
+    [(1, None, 1, (1, 1)), (1, None, 5, (5, 1)), (2, None, 6, (3, 2)), (4, 1, 4, (1, 4)), (2, 2, 4, (2, 2))],
+)
+def test_layouts_that_fit(tp: int, dp: int | None, world: int, sizes: tuple[int, int]) -> None:
+    config = Config(parallel=ParallelConfig(tp_size=tp, dp_size=dp))
+    assert validate_layout(config, world) == sizes
+
+
+@pytest.mark.parametrize(
+    ("tp", "dp", "world", "named"),
+    [(2, None, 3, ["--tp-size 2", "3"]), (4, None, 2, ["--tp-size 4"]), (2, 3, 4, ["--dp-size 3", "6", "4"])],
+)
+def test_layouts_that_do_not_fit(tp: int, dp: int | None, world: int, named: list[str]) -> None:
+    with pytest.raises(StartupError) as caught:
+        validate_layout(Config(parallel=ParallelConfig(tp_size=tp, dp_size=dp)), world)
+    assert caught.value.exit_code == 2
+    assert "\n" not in caught.value.message
+    assert all(word in caught.value.message for word in named)
+
+
+def test_nobody_launched_us() -> None:
+    assert read_launch_env({}) == LaunchEnv()
+    assert read_launch_env({"RANK": "3"}) == LaunchEnv()
+
+
+def test_torchrun_launched_us() -> None:
+    env = read_launch_env(
+        {
+            "RANK": "5",
+            "LOCAL_RANK": "1",
+            "WORLD_SIZE": "8",
+            "LOCAL_WORLD_SIZE": "4",
+            "GROUP_RANK": "1",
+            "TORCHELASTIC_RESTART_COUNT": "2",
+            "TORCHELASTIC_RUN_ID": "abc",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_ERROR_FILE": "/tmp/e.json",
+            "MASTER_ADDR": "node0",
+            "MASTER_PORT": "1234",
+        }
+    )
+    assert env == LaunchEnv(
+        rank=5,
+        local_rank=1,
+        world_size=8,
+        local_world_size=4,
+        node_rank=1,
+        restart_count=2,
+        run_id="abc",
+        master_addr="node0",
+        master_port=1234,
+        agent_store=True,
+        under_torchrun=True,
+        error_file="/tmp/e.json",
+    )
+
+
+def test_a_plain_launcher_and_a_broken_one() -> None:
+    env = read_launch_env({"RANK": "1", "WORLD_SIZE": "2"})
+    assert (env.rank, env.world_size, env.under_torchrun, env.agent_store) == (1, 2, False, False)
+    with pytest.raises(StartupError) as caught:
+        read_launch_env({"RANK": "one", "WORLD_SIZE": "2"})
+    assert caught.value.exit_code == 2
+    assert "'one'" in caught.value.message
+
+
+def test_cache_dir() -> None:
+    assert cache_dir({"XDG_CACHE_HOME": "/x"}) == Path("/x/spmd_encoder")
+    assert cache_dir({"XDG_CACHE_HOME": "relative"}) == cache_dir({}) == Path.home() / ".cache/spmd_encoder"
+
+
+def test_to_json_is_json_with_every_flag() -> None:
+    assert json.loads(Config().to_json()).keys() == {f.name for _, _, f in flag_fields()} | {"faults"}

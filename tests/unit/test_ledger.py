@@ -1,0 +1,240 @@
+"""The ledger's promises one by one; `tests/property/test_ledger.py` mixes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from spmd_encoder.dispatcher.ledger import Command, Deliver, Fail, Ledger, NewJob, Send, Withdraw
+from spmd_encoder.errors import EncoderError, ErrorCode
+
+
+def ledger(replicas: int = 2, *, ready: bool = True, items: int = 4, tokens: int = 100, most: int = 50) -> Ledger:
+    book = Ledger(range(replicas), max_items=most, window_items=items, window_tokens=tokens, quarantine_s=600.0)
+    if ready:
+        for replica in range(replicas):
+            book.replica_ready(replica)
+    return book
+
+
+def job(job_id: int, digest: str | None = None, *, cost: int = 1, deadline: float = 1e9) -> NewJob:
+    return NewJob(job_id=job_id, digest=digest or f"d{job_id}", cost_tokens=cost, deadline=deadline)
+
+
+def placed(commands: Sequence[Command]) -> dict[int, tuple[int, ...]]:
+    return {command.replica: command.job_ids for command in commands if isinstance(command, Send)}
+
+
+def alone(commands: Sequence[Command]) -> dict[int, bool]:
+    sends = [command for command in commands if isinstance(command, Send)]
+    return {job_id: flag for send in sends for job_id, flag in zip(send.job_ids, send.alone, strict=True)}
+
+
+def failures(commands: Sequence[Command]) -> dict[int, ErrorCode]:
+    return {command.job_id: command.error.code for command in commands if isinstance(command, Fail)}
+
+
+def test_equal_items_are_spread_evenly() -> None:
+    assert placed(ledger().submit([job(n) for n in range(6)], 0.0)) == {0: (0, 2, 4), 1: (1, 3, 5)}
+
+
+def test_cost_decides_where_an_item_goes() -> None:
+    book = ledger()
+    assert placed(book.submit([job(1, cost=10), job(2, cost=1), job(3, cost=1), job(4, cost=1)], 0.0)) == {
+        0: (1,),
+        1: (2, 3, 4),
+    }
+
+
+def test_what_does_not_fit_waits_and_goes_first() -> None:
+    book = ledger(1, items=2)
+    assert placed(book.submit([job(n) for n in range(4)], 0.0)) == {0: (0, 1)}
+    assert book.submit([job(4)], 0.0) == []
+    assert book.completed(0, 1) == [Deliver(1, 0), Send(0, (2,), (False,))]
+
+
+def test_a_large_item_runs_alone_and_is_not_overtaken() -> None:
+    book = ledger(1, tokens=10)
+    assert placed(book.submit([job(1, cost=5), job(2, cost=50), job(3, cost=1)], 0.0)) == {0: (1,)}
+    assert placed(book.completed(0, 1)) == {0: (2,)}
+    assert placed(book.completed(0, 2)) == {0: (3,)}
+
+
+def test_a_full_queue_takes_nothing_of_a_request() -> None:
+    book = ledger(ready=False, most=3)
+    book.submit([job(1), job(2)], 0.0)
+    with pytest.raises(EncoderError) as caught:
+        book.submit([job(3), job(4)], 0.0)
+    assert caught.value.code is ErrorCode.QUEUE_FULL
+    assert "--max-queued-items" in caught.value.message
+    assert book.num_jobs == 2
+    assert book.room() == 1
+    book.submit([job(5)], 0.0)
+    assert placed(book.replica_ready(0)) == {0: (1, 2, 5)}
+
+
+def test_only_suspects_are_retried_alone() -> None:
+    book = ledger(1)
+    book.submit([job(1), job(2), job(3)], 0.0)
+    assert book.replica_lost(0, (2,), 0.0) == []
+    assert alone(book.replica_ready(0)) == {1: False, 2: True, 3: False}
+    assert book.retried == 3
+
+
+def test_with_no_report_all_are_suspects() -> None:
+    book = ledger(1)
+    book.submit([job(1), job(2)], 0.0)
+    book.replica_lost(0, None, 0.0)
+    assert alone(book.replica_ready(0)) == {1: True, 2: True}
+
+
+def test_an_equal_item_is_alone_while_its_digest_is_under_suspicion() -> None:
+    book = ledger(1)
+    book.submit([job(1, "x")], 0.0)
+    book.replica_lost(0, (1,), 0.0)
+    book.replica_ready(0)
+    assert alone(book.submit([job(2, "x"), job(3)], 0.0)) == {2: True, 3: False}
+    book.completed(0, 1)
+    assert alone(book.submit([job(4, "x")], 0.0)) == {4: False}, "a success clears it"
+
+
+def test_the_lost_go_before_what_waited_oldest_first() -> None:
+    book = ledger(2, items=2)
+    assert placed(book.submit([job(n) for n in range(6)], 0.0)) == {0: (0, 2), 1: (1, 3)}
+    book.replica_away(0)
+    book.replica_away(1)
+    book.replica_lost(0, (), 0.0)
+    book.replica_lost(1, (), 0.0)
+    assert placed(book.replica_ready(0)) == {0: (0, 1)}
+    assert placed(book.replica_ready(1)) == {1: (2, 3)}
+
+
+def kill_twice(book: Ledger, victim: NewJob, now: float = 0.0) -> list[Command]:
+    book.submit([victim], now)
+    book.replica_lost(0, (victim.job_id,), now)
+    book.replica_ready(0)
+    return book.replica_lost(0, (victim.job_id,), now)
+
+
+def test_two_deaths_are_enough_and_are_forgotten_in_time() -> None:
+    book = ledger(1)
+    assert failures(kill_twice(book, job(1, "x"))) == {1: ErrorCode.WORKER_DIED}
+    assert book.num_jobs == 0
+    book.replica_ready(0)
+    assert failures(book.submit([job(2, "x"), job(3)], 599.9)) == {2: ErrorCode.WORKER_DIED}
+    assert alone(book.submit([job(4, "x")], 600.0)) == {4: False}
+
+
+def test_two_deaths_of_equal_items_of_different_requests_count_together() -> None:
+    book = ledger(2)
+    book.submit([job(1, "x"), job(2, "x")], 0.0)
+    assert failures(book.replica_lost(0, (1,), 0.0)) == {}
+    assert failures(book.replica_lost(1, (2,), 0.0)) == {1: ErrorCode.WORKER_DIED, 2: ErrorCode.WORKER_DIED}
+    assert book.num_jobs == 0
+
+
+def test_equal_items_of_one_request_are_one_death() -> None:
+    book = ledger(1)
+    book.submit([job(1, "x"), job(2, "x"), job(3, "y")], 0.0)
+    assert failures(book.replica_lost(0, (1, 2, 3), 0.0)) == {}
+    assert alone(book.replica_ready(0)) == {1: True, 2: True, 3: True}
+    assert failures(book.replica_lost(0, (1, 2), 0.0)) == {1: ErrorCode.WORKER_DIED, 2: ErrorCode.WORKER_DIED}
+    assert placed(book.replica_ready(0)) == {0: (3,)}
+
+
+def test_a_success_between_two_deaths_clears_the_digest() -> None:
+    book = ledger(1)
+    book.submit([job(1, "x")], 0.0)
+    book.replica_lost(0, (1,), 0.0)
+    book.replica_ready(0)
+    book.completed(0, 1)
+    book.submit([job(2, "x")], 0.0)
+    assert failures(book.replica_lost(0, (2,), 0.0)) == {}
+
+
+def test_what_waits_with_a_digest_that_kills_is_refused_too() -> None:
+    book = ledger(1, items=1)
+    book.submit([job(1, "x"), job(2, "y"), job(3, "x")], 0.0)
+    book.replica_lost(0, (1,), 0.0)
+    book.replica_ready(0)
+    assert failures(book.replica_lost(0, (1,), 0.0)) == {1: ErrorCode.WORKER_DIED, 3: ErrorCode.WORKER_DIED}
+    assert placed(book.replica_ready(0)) == {0: (2,)}
+
+
+@pytest.mark.parametrize("suspects", [(), (9,), None])
+def test_a_refused_digest_in_another_replicas_hands_does_not_hang_there(suspects: tuple[int, ...] | None) -> None:
+    book = ledger(2, items=1)
+    assert placed(book.submit([job(1, "x"), job(9, "x")], 0.0)) == {0: (1,), 1: (9,)}
+    book.replica_lost(0, (1,), 0.0)
+    book.replica_ready(0)
+    assert failures(book.replica_lost(0, (1,), 0.0)) == {1: ErrorCode.WORKER_DIED}
+    assert book.num_jobs == 1, "the other one may yet succeed where it is"
+    assert failures(book.replica_lost(1, suspects, 0.0)) == {9: ErrorCode.WORKER_DIED}
+    assert book.num_jobs == 0
+
+
+def test_a_quarantine_that_is_over_holds_nothing_back() -> None:
+    book = ledger(2, items=1)
+    book.submit([job(1, "x"), job(9, "x")], 0.0)
+    book.replica_lost(0, (1,), 0.0)
+    book.replica_ready(0)
+    book.replica_lost(0, (1,), 0.0)
+    assert book.replica_lost(1, (), 700.0) == [], "no tick came in between"
+    assert placed(book.replica_ready(0)) == {0: (9,)}
+
+
+def test_late_replies_are_ignored() -> None:
+    book = ledger(2)
+    book.submit([job(1)], 0.0)
+    book.replica_lost(0, (), 0.0)  # it goes to the other one
+    error = EncoderError(ErrorCode.INTERNAL, "x")
+    assert book.completed(0, 1) == []
+    assert book.failed(0, 1, error) == []
+    assert book.completed(1, 77) == []
+    assert book.completed(1, 1) == [Deliver(1, 1)]
+    assert book.completed(1, 1) == []
+    assert book.failed(1, 1, error) == []
+
+
+def test_cancel_withdraws_what_is_in_hand_and_makes_room() -> None:
+    book = ledger(1, items=2)
+    book.submit([job(1), job(2), job(3), job(4)], 0.0)
+    assert book.cancel([1, 3, 99]) == [Withdraw(0, (1,)), Send(0, (4,), (False,))]
+    assert book.completed(0, 1) == []
+    assert book.cancel([1]) == []
+    assert book.num_jobs == 2
+
+
+def test_deadlines_strike_wherever_the_job_is() -> None:
+    book = ledger(1, items=1)
+    book.submit([job(1, deadline=5.0), job(2, deadline=6.0), job(3)], 0.0)
+    assert book.tick(4.9) == []
+    commands = book.tick(6.0)
+    assert failures(commands) == {1: ErrorCode.DEADLINE_EXCEEDED, 2: ErrorCode.DEADLINE_EXCEEDED}
+    assert [c for c in commands if isinstance(c, Withdraw)] == [Withdraw(0, (1,))]
+    assert placed(commands) == {0: (3,)}
+
+
+def test_a_probe_goes_to_a_replica_that_is_not_ready_and_dies_with_it() -> None:
+    book = ledger(2, ready=False)
+    book.submit([job(1)], 0.0)
+    probe = NewJob(job_id=5, digest="probe", cost_tokens=3, deadline=1e9, pinned=1)
+    assert book.probe(probe) == [Send(1, (5,), (False,))]
+    assert (book.load(1).outstanding_items, book.load(1).outstanding_tokens) == (1, 3)
+    assert failures(book.replica_lost(1, None, 0.0)) == {5: ErrorCode.WORKER_DIED}
+    for _ in range(3):  # probes put no digest under suspicion
+        book.probe(NewJob(job_id=6, digest="probe", cost_tokens=3, deadline=1e9, pinned=1))
+        book.replica_lost(1, None, 0.0)
+    book.replica_ready(0)
+    assert alone(book.submit([job(7, "probe")], 0.0)) == {7: False}
+
+
+def test_fail_all_leaves_nothing() -> None:
+    book = ledger(1, items=1)
+    book.submit([job(1), job(2)], 0.0)
+    commands = book.fail_all(EncoderError(ErrorCode.DRAINING, "end"))
+    assert failures(commands) == {1: ErrorCode.DRAINING, 2: ErrorCode.DRAINING}
+    assert [c for c in commands if isinstance(c, Withdraw)] == [Withdraw(0, (1,))]
+    assert (book.num_jobs, book.load(0).outstanding_tokens) == (0, 0)
+    assert book.replica_ready(0) == []
