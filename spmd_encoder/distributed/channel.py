@@ -10,19 +10,15 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import zmq.asyncio
-
 from spmd_encoder.wire.codec import WireError
 from spmd_encoder.wire.messages import FollowerHello, Order
-from spmd_encoder.wire.sockets import DealerSocket, RouterSocket
+from spmd_encoder.wire.sockets import Context, DealerSocket, RouterSocket
 
 
 class LeaderChannel:
     """Bound by TP-rank 0. `orders` must be sent in number order from the loop thread."""
 
-    def __init__(
-        self, context: zmq.asyncio.Context, followers: set[int], token: str, *, path: Path | None, host: str
-    ) -> None:
+    def __init__(self, context: Context, followers: set[int], token: str, *, path: Path | None, host: str) -> None:
         self._socket: RouterSocket[FollowerHello] = RouterSocket(context, FollowerHello, path=path, host=host)
         self._followers = followers
         self._token = token
@@ -61,7 +57,7 @@ class LeaderChannel:
 class FollowerChannel:
     """A follower's end: yields orders in number order."""
 
-    def __init__(self, context: zmq.asyncio.Context, *, address: str, tp_rank: int, token: str) -> None:
+    def __init__(self, context: Context, *, address: str, tp_rank: int, token: str) -> None:
         union: Any = Order
         self._socket: DealerSocket[Order] = DealerSocket(context, union, name=b"tp%d" % tp_rank, address=address)
         self._socket.send(FollowerHello(token=token, tp_rank=tp_rank))

@@ -13,7 +13,6 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-import zmq.asyncio
 
 from spmd_encoder.api.types import ModelInfo
 from spmd_encoder.config import Config
@@ -30,7 +29,7 @@ from spmd_encoder.runtime.leader import LeaderLoop
 from spmd_encoder.scheduler.batcher import Batcher
 from spmd_encoder.scheduler.scheduler import EncoderScheduler
 from spmd_encoder.wire.messages import PROTOCOL_VERSION, Hello, ToScheduler, WorkerSpec, WorldRecord
-from spmd_encoder.wire.sockets import DealerSocket, new_context
+from spmd_encoder.wire.sockets import Context, DealerSocket, new_context
 from spmd_encoder.wire.streams import Pipe
 from spmd_encoder.worker.compute import ComputeThread
 from spmd_encoder.worker.device import pick_device, set_thread_count
@@ -86,7 +85,7 @@ class _Place:
     compute: ComputeThread
     pipe: Pipe
     stack: AsyncExitStack
-    context: zmq.asyncio.Context
+    context: Context
 
     @property
     def replica(self) -> int:

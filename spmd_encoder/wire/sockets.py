@@ -19,7 +19,11 @@ Frames = Sequence[bytes | memoryview]
 log = logging.getLogger(__name__)
 
 
-def new_context() -> zmq.asyncio.Context:
+Context = zmq.asyncio.Context
+"""Owner of sockets and their I/O thread; one per process."""
+
+
+def new_context() -> Context:
     context = zmq.asyncio.Context()
     context.setsockopt(zmq.LINGER, 0)
     return context
