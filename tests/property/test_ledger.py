@@ -164,10 +164,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """A result or a failure; one time in some from a replica that does not have the job in hand."""
         replica = data.draw(st.sampled_from(self.replicas))
         held = self.held(replica)
-        if held and wrong:
-            job_id = data.draw(st.sampled_from(held))
-        else:
-            job_id = data.draw(st.integers(0, self.next_id))
+        job_id = data.draw(st.sampled_from(held)) if held and wrong else data.draw(st.integers(0, self.next_id))
         error = EncoderError(ErrorCode.MEDIA_CORRUPT, "broken")
         mine = job_id in held
         if ok and mine:
@@ -200,7 +197,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for job_id, known in late.items():
             if known.place is not WAITING:
                 withdraws.setdefault(known.place, set()).add(job_id)
-        fails = {job_id: ErrorCode.DEADLINE_EXCEEDED for job_id in late}
+        fails = dict.fromkeys(late, ErrorCode.DEADLINE_EXCEEDED)
         self.expect(self.ledger.tick(self.now), fails=fails, withdraws=withdraws)
 
     @rule(step=st.sampled_from([0.5, 21.0]))

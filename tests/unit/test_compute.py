@@ -59,9 +59,8 @@ async def test_an_exception_reaches_its_caller_and_nobody_else(error: BaseExcept
 
 
 async def test_stop_iteration_does_not_hang_its_caller() -> None:
-    with compute_thread() as compute:
-        with pytest.raises(RuntimeError, match="StopIteration"):
-            await asyncio.wait_for(compute.submit(lambda: next(iter(()))), 5)
+    with compute_thread() as compute, pytest.raises(RuntimeError, match="StopIteration"):
+        await asyncio.wait_for(compute.submit(lambda: next(iter(()))), 5)
 
 
 async def test_busy_s_tells_how_long_the_present_call_runs() -> None:

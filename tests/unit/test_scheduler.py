@@ -1,0 +1,437 @@
+"""The scheduler over a fake engine: when items start, what they are answered, what the keeper is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spmd_encoder.api.types import Modality, OutputKind
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.scheduler.batcher import Batcher
+from spmd_encoder.scheduler.scheduler import BatchResult, EncoderScheduler, EngineOutput
+from spmd_encoder.wire.messages import Began, Completed, Ended, Failed, Job, Message
+
+
+@dataclass(frozen=True)
+class Item:
+    job_id: int
+    cost: int
+    key: object
+
+
+@dataclass
+class FakeEngine:
+    """Prepares at once unless `hold_prepare` names the job; a forward lasts until its gate opens."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    batches: list[list[int]] = field(default_factory=list)
+    prepared: list[int] = field(default_factory=list)
+    hold_prepare: dict[int, asyncio.Event] = field(default_factory=dict)
+    prepare_errors: dict[int, Exception] = field(default_factory=dict)
+    run_errors: dict[int, EncoderError] = field(default_factory=dict)
+    broken: Exception | None = None
+    keys: dict[int, str] = field(default_factory=dict)
+    inside: set[int] = field(default_factory=set)
+    beside: dict[int, set[int]] = field(default_factory=dict)
+    """Who was in preparation or in a forward together with a job."""
+
+    def enter(self, job_ids: Sequence[int]) -> None:
+        self.inside |= set(job_ids)
+        for job_id in self.inside:
+            self.beside.setdefault(job_id, set()).update(self.inside - {job_id})
+
+    async def prepare(self, job: Job, media: memoryview) -> Item:
+        self.enter([job.job_id])
+        try:
+            if (event := self.hold_prepare.get(job.job_id)) is not None:
+                await event.wait()
+            await asyncio.sleep(0)
+            assert bytes(media) == b"media %d" % job.job_id
+            if (error := self.prepare_errors.get(job.job_id)) is not None:
+                raise error
+            self.prepared.append(job.job_id)
+            return Item(job.job_id, job.cost_tokens, self.keys.get(job.job_id, "k"))
+        finally:
+            self.inside.discard(job.job_id)
+
+    async def run(self, jobs: Sequence[Job], items: Sequence[Any]) -> BatchResult:
+        ids = [job.job_id for job in jobs]
+        assert ids == [item.job_id for item in items]
+        self.batches.append(ids)
+        self.enter(ids)
+        await self.gate.wait()
+        await asyncio.sleep(0)
+        self.inside -= set(ids)
+        if self.broken is not None:
+            raise self.broken
+        return BatchResult([self.run_errors.get(job_id) or output(job_id) for job_id in ids], 0.25)
+
+
+def output(job_id: int) -> EngineOutput:
+    data = memoryview(b"data %d" % job_id)
+    return EngineOutput(kind=OutputKind.TOKENS, shape=(1, job_id), dtype="uint8", num_tokens=1, grid=None, data=data)
+
+
+def job(job_id: int, *, cost: int = 1, budget_s: float = 1000.0, alone: bool = False, **more: Any) -> Job:
+    fields: dict[str, Any] = {"modality": Modality.IMAGE, "output": None, "digest": f"d{job_id}"} | more
+    return Job(job_id=job_id, request_id=f"r{job_id}", cost_tokens=cost, budget_s=budget_s, alone=alone, **fields)
+
+
+class Bench:
+    def __init__(self, *, max_items: int = 4, max_tokens: int = 100, lookahead: int = 12) -> None:
+        self.engine = FakeEngine()
+        self.replies: list[tuple[Message, list[bytes]]] = []
+        self.notes: list[Message] = []
+        self.now = 0.0
+        self.scheduler = EncoderScheduler(
+            self.engine,
+            Batcher(max_items=max_items, max_tokens=max_tokens, lookahead=lookahead),
+            reply=lambda message, frames: self.replies.append((message, [bytes(frame) for frame in frames])),
+            note=self.notes.append,
+            clock=lambda: self.now,
+        )
+        self.running: asyncio.Task[None] = asyncio.create_task(self.scheduler.run())
+
+    def submit(self, *jobs: Job) -> None:
+        self.scheduler.submit(jobs, [memoryview(b"media %d" % job.job_id) for job in jobs])
+
+    async def settle(self) -> None:
+        for _ in range(60):
+            await asyncio.sleep(0)
+
+    @property
+    def completed(self) -> list[int]:
+        return [message.job_id for message, _ in self.replies if isinstance(message, Completed)]
+
+    @property
+    def failed(self) -> dict[int, ErrorCode]:
+        return {message.job_id: message.code for message, _ in self.replies if isinstance(message, Failed)}
+
+    def suspects(self) -> set[int]:
+        """What the keeper would suspect now; every job begins and ends once at most."""
+        began = Counter(job_id for note in self.notes if isinstance(note, Began) for job_id in note.job_ids)
+        ended = Counter(job_id for note in self.notes if isinstance(note, Ended) for job_id in note.job_ids)
+        assert max(began.values(), default=0) <= 1
+        assert ended <= began
+        return set((began - ended).elements())
+
+
+@asynccontextmanager
+async def bench(**limits: int) -> AsyncIterator[Bench]:
+    made = Bench(**limits)
+    try:
+        yield made
+    finally:
+        made.scheduler.stop()
+        made.engine.gate.set()
+        for event in made.engine.hold_prepare.values():
+            event.set()
+        try:
+            await asyncio.wait_for(made.running, 5)
+        except ArithmeticError:
+            assert made.engine.broken is not None
+        if made.engine.broken is None:
+            assert made.suspects() == set()
+            assert made.scheduler.snapshot_gauges() == (0, 0)
+
+
+async def test_a_lone_item_starts_at_once_and_arrivals_meanwhile_share_the_next_forward() -> None:
+    async with bench() as b:
+        b.submit(job(1))
+        await b.settle()
+        assert b.engine.batches == [[1]]
+        b.submit(job(2))
+        b.submit(job(3), job(4))
+        await b.settle()
+        assert b.engine.batches == [[1]]
+        assert b.engine.prepared == [1, 2, 3, 4], "preparation goes on during a forward"
+        b.engine.gate.set()
+        await b.settle()
+        assert b.engine.batches == [[1], [2, 3, 4]]
+        assert b.completed == [1, 2, 3, 4]
+
+
+async def test_the_result_is_the_items_own() -> None:
+    async with bench() as b:
+        b.engine.gate.set()
+        b.submit(job(1), job(2))
+        await b.settle()
+        for job_id, (message, frames) in zip((1, 2), b.replies, strict=True):
+            assert isinstance(message, Completed)
+            assert (message.job_id, message.shape, message.dtype) == (job_id, (1, job_id), "uint8")
+            assert frames == [b"data %d" % job_id]
+            assert message.times.forward_s == 0.25
+
+
+async def test_times_are_told_apart() -> None:
+    async with bench() as b:
+        b.engine.hold_prepare[1] = asyncio.Event()
+        b.submit(job(1))
+        await b.settle()
+        b.now = 3.0
+        b.engine.hold_prepare[1].set()
+        b.engine.gate.set()
+        await b.settle()
+        message, _ = b.replies[0]
+        assert isinstance(message, Completed)
+        assert (message.times.queue_s, message.times.preprocess_s) == (0.0, 3.0)
+
+
+async def test_limits_hold() -> None:
+    async with bench(max_items=2, max_tokens=10) as b:
+        b.submit(job(1))
+        await b.settle()
+        b.submit(job(2, cost=6), job(3, cost=6), job(4, cost=4), job(5, cost=50))
+        b.engine.gate.set()
+        await b.settle()
+        assert b.engine.batches == [[1], [2, 4], [3], [5]]
+
+
+async def test_keys_outputs_and_modalities_that_may_not_share_a_forward() -> None:
+    async with bench(max_items=9) as b:
+        b.engine.keys[3] = "other"
+        b.submit(job(1))
+        await b.settle()
+        video = {"modality": Modality.VIDEO}
+        b.submit(job(2), job(3), job(4, output=OutputKind.POOLED), job(5, **video), job(6, **video), job(7))
+        b.engine.gate.set()
+        await b.settle()
+        assert b.engine.batches == [[1], [2, 7], [3], [4], [5], [6]]
+
+
+async def test_a_cancelled_item_never_starts() -> None:
+    async with bench(lookahead=2) as b:
+        b.submit(job(1))
+        await b.settle()
+        b.engine.hold_prepare[3] = asyncio.Event()
+        b.submit(job(2), job(3), job(4), job(5))
+        await b.settle()
+        assert b.suspects() == {1, 2, 3}
+        b.scheduler.cancel([2, 3, 4, 99])  # prepared, preparing, waiting, unknown
+        assert b.suspects() == {1, 5}, "the next one is prepared at once"
+        b.engine.hold_prepare[3].set()
+        b.engine.gate.set()
+        await b.settle()
+        assert b.engine.batches == [[1], [5]]
+        assert b.completed == [1, 5]
+        assert b.failed == {}
+
+
+async def test_a_cancel_during_the_forward_lets_it_run_out() -> None:
+    async with bench() as b:
+        b.submit(job(1))
+        await b.settle()
+        b.scheduler.cancel([1])
+        assert b.suspects() == {1}
+        b.engine.gate.set()
+        await b.settle()
+        assert b.completed == [1]
+        assert b.suspects() == set()
+
+
+async def test_an_expired_item_never_starts() -> None:
+    async with bench(lookahead=1) as b:
+        b.submit(job(1))
+        await b.settle()
+        b.submit(job(2, budget_s=5.0), job(3, budget_s=5.0), job(4, budget_s=50.0))
+        await b.settle()
+        b.now = 5.0
+        b.engine.gate.set()
+        await b.settle()
+        assert b.engine.batches == [[1], [4]], "2 was prepared and 3 waited when their time was over"
+        assert b.failed == dict.fromkeys((2, 3), ErrorCode.DEADLINE_EXCEEDED)
+        assert b.scheduler.stats.dropped == 2
+        assert [note for note in b.notes if isinstance(note, Began)] == [Began(job_ids=(n,)) for n in (1, 2, 4)]
+
+
+async def test_what_stands_behind_an_expired_batch_is_not_forgotten() -> None:
+    """Nothing else arrives that would wake the scheduler."""
+    async with bench() as b:
+        b.engine.keys[2] = "other"
+        b.submit(job(1))
+        await b.settle()
+        b.submit(job(2, budget_s=5.0), job(3), job(4, alone=True), job(5))
+        await b.settle()
+        b.now = 5.0
+        b.engine.gate.set()
+        await b.settle()
+        assert b.engine.batches == [[1], [3], [4], [5]]
+        assert b.failed == {2: ErrorCode.DEADLINE_EXCEEDED}
+
+
+async def test_an_alone_item_that_expires_makes_way() -> None:
+    async with bench() as b:
+        b.engine.hold_prepare[1] = asyncio.Event()
+        b.submit(job(1, alone=True, budget_s=5.0), job(2))
+        await b.settle()
+        b.now = 6.0
+        b.engine.hold_prepare[1].set()
+        b.engine.gate.set()
+        await b.settle()
+        assert b.engine.batches == [[2]]
+
+
+async def test_failures_are_the_items_own() -> None:
+    async with bench() as b:
+        b.engine.prepare_errors = {2: EncoderError(ErrorCode.MEDIA_UNSUPPORTED, "no"), 3: ZeroDivisionError("x")}
+        b.engine.run_errors = {4: EncoderError(ErrorCode.NON_FINITE, "NaN")}
+        b.engine.gate.set()
+        b.submit(job(1), job(2), job(3), job(4), job(5))
+        await b.settle()
+        assert sorted(b.completed) == [1, 5]
+        assert b.failed == {
+            2: ErrorCode.MEDIA_UNSUPPORTED,
+            3: ErrorCode.MEDIA_CORRUPT,
+            4: ErrorCode.NON_FINITE,
+        }
+        (corrupt,) = [m for m, _ in b.replies if isinstance(m, Failed) and m.job_id == 3]
+        assert "ZeroDivisionError" in corrupt.message
+        assert b.suspects() == set()
+
+
+async def test_an_engine_out_of_step_ends_the_run_and_leaves_its_jobs_suspect() -> None:
+    async with bench() as b:
+        b.engine.broken = ArithmeticError("out of step")
+        b.engine.gate.set()
+        b.submit(job(1), job(2))
+        with pytest.raises(ArithmeticError):
+            await asyncio.wait_for(b.running, 5)
+        assert b.suspects() == {1, 2}
+        assert b.replies == []
+
+
+async def test_alone_has_nothing_beside_it() -> None:
+    async with bench() as b:
+        b.engine.gate.set()
+        b.submit(*(job(n, alone=n in (2, 3, 6)) for n in range(1, 8)))
+        await b.settle()
+        assert sorted(b.completed) == list(range(1, 8))
+        assert [b.engine.beside.get(n, set()) for n in (2, 3, 6)] == [set(), set(), set()]
+        assert [2] in b.engine.batches
+        assert b.engine.beside[4], "the others do share"
+
+
+async def test_stop_rejects_what_waits_and_finishes_what_runs() -> None:
+    async with bench(lookahead=2) as b:
+        b.submit(job(1))
+        await b.settle()
+        b.engine.hold_prepare[2] = asyncio.Event()
+        b.submit(job(2), job(3), job(4))
+        await b.settle()
+        b.scheduler.stop()
+        assert b.failed == dict.fromkeys((2, 3, 4), ErrorCode.DRAINING)
+        b.submit(job(5))
+        assert b.failed[5] is ErrorCode.DRAINING
+        assert not b.running.done()
+        b.engine.gate.set()
+        await asyncio.wait_for(b.running, 5)
+        assert b.completed == [1]
+        assert b.engine.batches == [[1]]
+
+
+async def test_stop_while_idle_ends_the_run() -> None:
+    async with bench() as b:
+        await b.settle()
+        b.scheduler.stop()
+        await asyncio.wait_for(b.running, 5)
+
+
+async def test_the_same_job_twice_is_one_job() -> None:
+    async with bench() as b:
+        b.submit(job(1), job(1))
+        await b.settle()
+        b.submit(job(1))
+        b.engine.gate.set()
+        await b.settle()
+        assert b.engine.batches == [[1]]
+        assert b.completed == [1]
+
+
+async def test_the_numbers_add_up() -> None:
+    async with bench(max_items=2) as b:
+        b.engine.prepare_errors = {3: ValueError("x")}
+        b.submit(job(1, cost=3))
+        await b.settle()
+        b.submit(job(2, cost=5), job(3), job(4, cost=7), job(5, budget_s=1.0))
+        await b.settle()
+        assert b.scheduler.snapshot_gauges() == (3, 1)
+        b.now = 2.0
+        b.engine.gate.set()
+        await b.settle()
+        stats = b.scheduler.stats.snapshot(queue_items=0, running_items=0)
+        assert (stats.completed, stats.failed, stats.dropped) == (3, 1, 1)
+        assert (stats.batches, stats.batch_items, stats.batch_tokens) == (2, 3, 15)
+        assert stats.forward_s == 0.5
+        assert stats.batch_size_counts == ((1, 1), (2, 1))
+        assert stats.queue_s == 4.0, "2 and 4 waited two seconds each"
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(1, 3), st.sampled_from(["", "", "alone", "brief", "corrupt", "nan"])),
+        st.tuples(st.just("cancel"), st.integers(1, 25), st.just("")),
+        st.tuples(st.just("gate"), st.booleans(), st.just("")),
+        st.tuples(st.just("wait"), st.integers(1, 8), st.just("")),
+        st.tuples(st.just("time"), st.integers(1, 3), st.just("")),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=steps, max_items=st.integers(1, 4), lookahead=st.integers(1, 5))
+def test_every_job_is_answered_once_unless_it_is_cancelled(
+    steps: list[tuple[str, int, str]], max_items: int, lookahead: int
+) -> None:
+    async def play() -> None:
+        async with bench(max_items=max_items, max_tokens=6, lookahead=lookahead) as b:
+            submitted: set[int] = set()
+            cancelled: set[int] = set()
+            alone: set[int] = set()
+            for step, number, flavour in steps:
+                match step:
+                    case "submit":
+                        ids = range(len(submitted) + 1, len(submitted) + 1 + number)
+                        submitted |= set(ids)
+                        if flavour == "corrupt":
+                            b.engine.prepare_errors |= {n: ValueError("x") for n in ids}
+                        if flavour == "nan":
+                            b.engine.run_errors |= {n: EncoderError(ErrorCode.NON_FINITE, "NaN") for n in ids}
+                        if flavour == "alone":
+                            alone |= set(ids)
+                        budget = 2.0 if flavour == "brief" else 1000.0
+                        b.submit(*(job(n, cost=n % 5 + 1, alone=flavour == "alone", budget_s=budget) for n in ids))
+                    case "cancel":
+                        cancelled.add(number) if number in submitted else None
+                        b.scheduler.cancel([number])
+                    case "gate":
+                        b.engine.gate.set() if number else b.engine.gate.clear()
+                    case "time":
+                        b.now += number
+                    case "wait":
+                        for _ in range(number):
+                            await asyncio.sleep(0)
+            b.engine.gate.set()
+            for _ in range(20 + 12 * len(submitted)):
+                await asyncio.sleep(0)
+            answers = Counter(message.job_id for message, _ in b.replies)  # type: ignore[attr-defined]
+            assert max(answers.values(), default=1) == 1
+            assert submitted - cancelled <= answers.keys() <= submitted
+            assert b.suspects() == set()
+            ran = Counter(job_id for batch in b.engine.batches for job_id in batch)
+            assert max(ran.values(), default=1) == 1
+            assert all(not b.engine.beside.get(job_id) for job_id in alone - cancelled)
+            stats = b.scheduler.stats
+            assert stats.completed == len(b.completed)
+            assert stats.failed + stats.dropped == len(b.failed)
+            assert stats.batch_items == sum(map(len, b.engine.batches))
+
+    asyncio.run(play())
