@@ -64,7 +64,7 @@ async def _live(config: Config, env: LaunchEnv, layout: Layout, run_dir: RunDir)
 
 def _node_address(env: LaunchEnv) -> str:
     """This node's address for the other nodes; "" in a world of one node."""
-    if env.world_size == env.local_world_size:
+    if not env.spans_nodes:
         return ""
     master = _route_to(env.master_addr, env.master_port)
     if master.startswith("127.") and not env.master_addr.startswith(("127.", "localhost", "::1")):

@@ -158,6 +158,16 @@ class LaunchEnv:
     under_torchrun: bool = False
     error_file: str | None = None
 
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether other nodes take part, so that addresses must be reachable from there."""
+        return self.world_size != self.local_world_size  # layout-branch: ipc or tcp
+
+    @property
+    def has_launcher(self) -> bool:
+        """Whether one parent process started all ranks of this node."""
+        return self.under_torchrun or self.world_size > 1  # layout-branch: whose pid names the node
+
 
 def read_launch_env(environ: Mapping[str, str] | None = None) -> LaunchEnv:
     env = os.environ if environ is None else environ
@@ -296,7 +306,7 @@ def validate_layout(config: Config, world_size: int) -> tuple[int, int]:
     tp, dp = config.parallel.tp_size, config.parallel.dp_size
     if world_size % tp:
         raise StartupError(f"--tp-size {tp} does not divide the {world_size} ranks of this world", exit_code=2)
-    if dp is not None and dp * tp != world_size:
+    if dp is not None and dp * tp != world_size:  # layout-branch: validation
         raise StartupError(
             f"--dp-size {dp} times --tp-size {tp} is {dp * tp}, but this world has {world_size} ranks; "
             "leave --dp-size out, or start that many ranks",

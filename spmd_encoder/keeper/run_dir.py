@@ -23,7 +23,7 @@ class RunDir:
     """Mode 0700, owned by this user."""
 
     def __init__(self, env: LaunchEnv) -> None:
-        launcher = os.getppid() if env.world_size > 1 or env.under_torchrun else os.getpid()
+        launcher = os.getppid() if env.has_launcher else os.getpid()
         name = f"{launcher}-{_start_time(launcher)}-{env.restart_count}"
         self.path = Path(tempfile.gettempdir()) / f"{_prefix()}{name}"
         self.path.mkdir(mode=0o700, exist_ok=True)
