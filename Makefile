@@ -5,7 +5,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 
-.PHONY: demo test check pytest lint format format-check types imports flags clean
+.PHONY: demo test check pytest lint format format-check types imports readme clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python launch/demo.py
@@ -33,8 +33,8 @@ types: $(VENV)/.dev
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
-flags: $(VENV)/.dev
-	$(BIN)/python -m tests.harness.flags_table
+readme: $(VENV)/.dev
+	$(BIN)/python -m tests.harness.readme
 
 clean:
 	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
