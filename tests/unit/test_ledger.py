@@ -119,7 +119,10 @@ def kill_twice(book: Ledger, victim: NewJob, now: float = 0.0) -> list[Command]:
 
 def test_two_deaths_are_enough_and_are_forgotten_in_time() -> None:
     book = ledger(1)
-    assert failures(kill_twice(book, job(1, "x"))) == {1: ErrorCode.WORKER_DIED}
+    commands = kill_twice(book, job(1, "x"))
+    assert failures(commands) == {1: ErrorCode.WORKER_DIED}
+    assert [command.replica for command in commands if isinstance(command, Fail)] == [0], "who lost it is told"
+    assert book.retried == 1
     assert book.num_jobs == 0
     book.replica_ready(0)
     assert failures(book.submit([job(2, "x"), job(3)], 599.9)) == {2: ErrorCode.WORKER_DIED}

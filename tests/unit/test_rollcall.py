@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spmd_encoder.config import Config, parse_config
-from spmd_encoder.distributed.rollcall import Facts, Start, close_start, judge, roll_call, was_aborted
+from spmd_encoder.distributed.rollcall import Facts, Start, _Chair, close_start, judge, roll_call, was_aborted
 from spmd_encoder.errors import StartupError
 from spmd_encoder.wire.messages import Endpoint
 
@@ -147,6 +147,30 @@ def test_rank_0_that_starts_anew_presides_again() -> None:
     world = World(2)
     refusal(world.call(0, attempt=0, timeout_s=0.2))
     agreed(world.results([world.call(1), world.call(0, attempt=1)]))
+
+
+def test_the_acknowledgement_of_a_worker_that_has_gone_does_not_count() -> None:
+    store = MemoryStore()
+
+    def answer(rank: int, token: str) -> None:
+        facts = Facts(CONFIG, endpoint(rank)).to_dict()
+        store.set(f"member/{rank}", json.dumps({"token": token, "facts": facts}))
+
+    answer(0, "a/0")
+    answer(1, "b/0")
+    chair = _Chair(store, 2)
+    chair.preside()
+    name, tokens = json.loads(store.get("current"))
+    assert tokens == ["a/0", "b/0"]
+    store.set(f"ack/{name}/1", "b/0")
+    answer(1, "b/1")
+    store.set(f"ack/{name}/0", "a/0")
+    chair.preside()
+    assert json.loads(store.get("current")) == [name, ["a/0", "b/1"]]
+    assert not store.get(f"verdict/{name}")
+    store.set(f"ack/{name}/1", "b/1")
+    chair.preside()
+    assert store.get(f"verdict/{name}")
 
 
 @pytest.mark.parametrize("lost", [0, 2])

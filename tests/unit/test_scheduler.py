@@ -221,6 +221,7 @@ async def test_a_cancelled_item_never_starts() -> None:
         b.engine.gate.set()
         await b.settle()
         assert b.engine.batches == [[1], [5]]
+        assert b.engine.prepared == [1, 2, 5], "the preparation of 3 was broken off"
         assert b.completed == [1, 5]
         assert b.failed == {}
 

@@ -141,11 +141,11 @@ async def test_many_threads_keep_their_frames_whole(pair: tuple[socket.socket, s
     pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     pair[1].setblocking(False)
     pipe = Pipe(pair[1])
-    each, senders = 60, 6
+    each, senders = 15, 6
 
     def send(sender: int) -> None:
         for number in range(each):
-            pipe.send(Began(job_ids=(sender, number, *range(400))))
+            pipe.send(Began(job_ids=(sender, number, *range(8_000))))
 
     threads = [threading.Thread(target=send, args=(sender,)) for sender in range(senders)]
     for thread in threads:
@@ -159,7 +159,7 @@ async def test_many_threads_keep_their_frames_whole(pair: tuple[socket.socket, s
         thread.join(5)
     for sender in range(senders):
         assert [ids[1] for ids in got if ids[0] == sender] == list(range(each))
-    assert all(ids[2:] == tuple(range(400)) for ids in got)
+    assert all(ids[2:] == tuple(range(8_000)) for ids in got)
 
 
 def test_a_message_survives_its_senders_sigkill(pair: tuple[socket.socket, socket.socket]) -> None:
