@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 import socket
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-import setproctitle
+from types import FrameType
+from typing import NoReturn
 
 from spmd_encoder.config import Config, LaunchEnv, parse_config, read_launch_env, validate_layout
 from spmd_encoder.distributed.layout import Layout
 from spmd_encoder.errors import StartupError
-from spmd_encoder.keeper.keeper import Keeper
-from spmd_encoder.keeper.run_dir import RunDir, sweep
 from spmd_encoder.observability.logging import Origin, set_up_logging
 
 log = logging.getLogger("spmd_encoder")
@@ -28,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     5 the drain's deadline passed, 128 + n ended by a second signal n."""
     env = LaunchEnv()
     try:
+        # Until the keeper's loop takes over there is nothing to drain.
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(sig, _end_early)
         env = read_launch_env()
         config, check = parse_config(sys.argv[1:] if argv is None else argv)
         layout = Layout(*validate_layout(config, env.world_size))
@@ -41,7 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
+def _end_early(signum: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(0)
+
+
 def _run(config: Config, env: LaunchEnv, layout: Layout) -> int:
+    # Imported here, so that a signal during these imports finds its handler.
+    import setproctitle
+
+    from spmd_encoder.keeper.keeper import Keeper
+    from spmd_encoder.keeper.run_dir import RunDir, sweep
+
     dp_rank, tp_rank = layout.coordinates(env.rank)
     origin = Origin(env.rank, dp_rank, tp_rank, "keeper")
     setproctitle.setproctitle(origin.title())
@@ -50,16 +62,16 @@ def _run(config: Config, env: LaunchEnv, layout: Layout) -> int:
     if env.local_rank == 0:
         sweep()
     run_dir = RunDir(env)
+
+    async def live() -> int:
+        return await Keeper(config, env, layout, run_dir, _node_address(env)).run()
+
     try:
-        code = asyncio.run(_live(config, env, layout, run_dir))
+        code = asyncio.run(live())
     finally:
         run_dir.close()
     log.info("rank %d ends with exit code %d", env.rank, code)
     return code
-
-
-async def _live(config: Config, env: LaunchEnv, layout: Layout, run_dir: RunDir) -> int:
-    return await Keeper(config, env, layout, run_dir, _node_address(env)).run()
 
 
 def _node_address(env: LaunchEnv) -> str:

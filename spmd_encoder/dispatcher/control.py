@@ -14,6 +14,8 @@ from spmd_encoder.wire.streams import Listener, Stream
 
 log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 10.0
+MAX_HELLO_BYTES = 2**16
+"""A stranger can make the dispatcher hold no more than this."""
 
 
 class ControlServer:
@@ -75,7 +77,7 @@ class ControlServer:
 
     async def _serve(self, stream: Stream[FromKeeper]) -> None:
         try:
-            hello = await asyncio.wait_for(stream.receive(), HELLO_TIMEOUT_S)
+            hello = await asyncio.wait_for(stream.receive(MAX_HELLO_BYTES), HELLO_TIMEOUT_S)
         except TimeoutError:
             return
         if not isinstance(hello, KeeperHello) or not self._belongs(hello):

@@ -29,12 +29,12 @@ class Stream(Generic[M]):
         self._writer = writer
         self._codec: Codec[M] = Codec(union)
 
-    async def receive(self) -> M | None:
+    async def receive(self, max_bytes: int = MAX_FRAME_BYTES) -> M | None:
         """The next message, or None when the peer has gone. Raises WireError for anything that is no message."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            if length > MAX_FRAME_BYTES:
-                raise WireError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+            if length > max_bytes:
+                raise WireError(f"a frame of {length} bytes is over the limit of {max_bytes}")
             return self._codec.decode(await self._reader.readexactly(length))
         except (asyncio.IncompleteReadError, ConnectionError, OSError):
             return None

@@ -274,3 +274,24 @@ def test_a_second_signal_ends_at_once(qwen_tiny: Path) -> None:
 
 def _one(picture: bytes) -> dict[str, Any]:
     return {"items": [{"image": data_uri(picture)}]}
+
+
+def test_a_nursery_that_dies_three_times_in_a_minute_ends_the_rank(qwen_tiny: Path) -> None:
+    with World("--model-path", str(qwen_tiny), torchrun=False) as world:
+        world.start().wait_ready()
+        for deaths in range(1, 4):
+            os.kill(world.pid("nursery"), signal.SIGKILL)
+            world.wait_for("its end in the log", partial(_nursery_ended, world, deaths))
+            if deaths < 3:
+                world.wait_for("the next nursery", partial(_count_ready, world, deaths + 1))
+        assert world.wait_end(20) == [4]
+        assert "the nursery died 3 times within 60 s" in world.log()
+        world.assert_nothing_left()
+
+
+def _nursery_ended(world: World, times: int) -> bool:
+    return world.log().count("the nursery ended with code") >= times
+
+
+def _count_ready(world: World, times: int) -> bool:
+    return world.log().count("the nursery is ready") >= times
