@@ -183,4 +183,4 @@ class ReplicaMachine(RuleBasedStateMachine):
 
 
 TestReplica = ReplicaMachine.TestCase
-TestReplica.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestReplica.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
