@@ -1,11 +1,14 @@
-# One target per check. `make demo` and `make test` do all their set-up by themselves.
+# One target per check. `make demo` and `make test` do all their set-up by themselves, once.
 PYTHON ?= python3
 VENV ?= .venv
-# Installed first, so that the set-up takes this tested release and not whatever is newest.
+# Installed first, so that the set-up takes this tested release (as a CPU build where pip finds one) and not the newest.
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check pytest lint format format-check types imports readme clean
+.PHONY: setup demo test check pytest lint format format-check types imports readme clean
+
+setup: $(VENV)/.dev
 
 demo: $(VENV)/.demo
 	$(BIN)/python launch/demo.py
@@ -33,21 +36,27 @@ types: $(VENV)/.dev
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
+# Writes the generated parts of the README: the flags table and the tree.
 readme: $(VENV)/.dev
 	$(BIN)/python -m tests.harness.readme
 
 clean:
 	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-$(VENV)/.torch: 
+# The stamps say how far the set-up has come.
+$(VENV)/.torch:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ...")'
+	@echo "setting up $(VENV), which takes some minutes: first $(TORCH)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	touch $@
+	$(PIP) $(TORCH)
+	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	$(BIN)/python -m pip install --quiet -e ".[demo]"
-	touch $@
+	@echo "installing spmd_encoder with what the demo needs"
+	$(PIP) -e '.[demo]'
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(BIN)/python -m pip install --quiet -e ".[dev]"
-	touch $@ $(VENV)/.demo
+	@echo "installing spmd_encoder with what the tests and checks need"
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.demo

@@ -1,9 +1,10 @@
 """Starts a DP x TP world on the embedded default model, encodes photographs and mirrored crops of them over HTTP, and
 shows that each crop is nearest to its own original.
 
-    python launch/demo.py [--nproc 4] [--tp-size 2]
+    python launch/demo.py [--nproc 4] [--tp-size 2] [--device cpu]
 
 Needs the extra `[demo]`. Writes out/demo.png: every crop beside the photograph that the server found nearest.
+Exit code 0 where enough crops were right and the world ended cleanly.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import argparse
 import base64
 import io
 import json
+import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,7 @@ PHOTOS = (
     "rocket",
 )
 ENOUGH = 11
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 600.0
 THUMB = 160
 
 
@@ -53,35 +55,56 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nproc", type=int, default=4, help="ranks in the world")
     parser.add_argument("--tp-size", type=int, default=2, help="ranks that share one copy of the model")
+    parser.add_argument("--device", default="cpu", help="cpu, or auto to give each rank a GPU of its own")
     args = parser.parse_args()
     photos = [Image.fromarray(getattr(skimage.data, name)()).convert("RGB") for name in PHOTOS]
     crops = [mirrored_crop(photo) for photo in photos]
-    dp_size = args.nproc // args.tp_size
-    print(f"starting {args.nproc} ranks: {dp_size} replicas of {args.tp_size} ranks each", flush=True)
-    with tempfile.TemporaryFile() as log, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(args.nproc)]
-        command += ["-m", "spmd_encoder", "--tp-size", str(args.tp_size), "--port", str(port)]
-        world = subprocess.Popen(command, stdout=log, stderr=log)
+    port = free_port()
+    command = ["torchrun", "--nproc-per-node", str(args.nproc), "-m", "spmd_encoder"]
+    command += ["--tp-size", str(args.tp_size), "--device", args.device, "--port", str(port)]
+    shape = f"{args.nproc // args.tp_size} replicas of {args.tp_size} ranks each"
+    print(f"starting {shape}: {' '.join(command)}", flush=True)
+    command[:1] = [sys.executable, "-m", "torch.distributed.run"]
+    # The demo is the same for everybody, whatever the shell has set for other servers.
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("SPMD_ENCODER_")}
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        world = subprocess.Popen(command, stdout=log, stderr=log, env=environ)
         try:
-            right = show(f"http://127.0.0.1:{port}", world, photos, crops)
+            right = show(f"http://127.0.0.1:{port}", world, Path(log.name), photos, crops)
         except BaseException:
-            log.seek(0)
-            sys.stderr.write(log.read().decode(errors="replace")[-6000:])
+            print("--- the end of the server's log ---", Path(log.name).read_text(errors="replace")[-8000:], sep="\n")
             raise
         finally:
-            world.send_signal(signal.SIGTERM)
-            world.wait(60)
+            end(world)
+        codes = re.findall(r"ends with exit code (\d+)", Path(log.name).read_text(errors="replace"))
+    clean = codes == ["0"] * args.nproc
+    print(f"the world ended {'cleanly' if clean else 'badly'}; exit codes of the ranks: {' '.join(codes)}")
     print(f"{right} of {len(PHOTOS)} mirrored crops are nearest to their own photograph; {ENOUGH} are enough")
-    return 0 if right >= ENOUGH else 1
+    return 0 if clean and right >= ENOUGH else 1
 
 
-def show(url: str, world: subprocess.Popen[bytes], photos: list[Image.Image], crops: list[Image.Image]) -> int:
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def end(world: subprocess.Popen[bytes]) -> None:
+    """SIGTERM drains the world and ends it."""
+    world.send_signal(signal.SIGTERM)
+    try:
+        world.wait(60)
+    except subprocess.TimeoutExpired:
+        world.kill()
+        world.wait()
+
+
+def show(
+    url: str, world: subprocess.Popen[bytes], log: Path, photos: list[Image.Image], crops: list[Image.Image]
+) -> int:
     """Encode everything and print the table; returns how many crops are nearest to their own photograph."""
     began = time.monotonic()
-    wait_ready(url, world)
+    wait_ready(url, world, log)
     print(f"ready after {time.monotonic() - began:.1f} s; encoding {len(photos) + len(crops)} pictures", flush=True)
     originals, first = encode(url, photos)
     changed, second = encode(url, crops)
@@ -100,17 +123,22 @@ def show(url: str, world: subprocess.Popen[bytes], photos: list[Image.Image], cr
     return int((nearest == np.arange(len(photos))).sum())
 
 
-def wait_ready(url: str, world: subprocess.Popen[bytes]) -> None:
+def wait_ready(url: str, world: subprocess.Popen[bytes], log: Path) -> None:
+    """Shows what the server says of the model that it fetches and makes at its first start."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if world.poll() is not None:
-            raise SystemExit("the world ended before it was ready; its log is above")
-        try:
-            with urllib.request.urlopen(f"{url}/health/ready", timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    raise SystemExit("the world was not ready in time; its log is above")
+    with log.open(errors="replace") as said:
+        while time.monotonic() < deadline:
+            for line in said:
+                if line.startswith("demo model:"):
+                    print(line.rstrip(), flush=True)
+            if world.poll() is not None:
+                raise SystemExit("the world ended before it was ready; its log is above")
+            try:
+                with urllib.request.urlopen(f"{url}/health/ready", timeout=2):
+                    return
+            except OSError:
+                time.sleep(0.2)
+    raise SystemExit(f"the world was not ready within {START_TIMEOUT_S:.0f} s; its log is above")
 
 
 def encode(url: str, pictures: list[Image.Image]) -> tuple[np.ndarray[Any, Any], str]:
@@ -152,6 +180,7 @@ def contact_sheet(left: list[Image.Image], right: list[Image.Image], good: np.nd
         sheet.paste(ImageOps.fit(a, (THUMB, THUMB)), (x, y))
         sheet.paste(ImageOps.fit(b, (THUMB, THUMB)), (x + THUMB + 4, y))
         colour = "green" if good[index] else "red"
+        draw.text((x, y + THUMB + 4), PHOTOS[index], fill="black")
         draw.rectangle((x - 3, y - 3, x + 2 * THUMB + 6, y + THUMB + 2), outline=colour, width=3)
     return sheet
 
