@@ -80,6 +80,9 @@ class _Replica:
     ready: bool = False
     jobs: set[int] = field(default_factory=set)
     tokens: int = 0
+    withdrawn: OrderedDict[int, str] = field(default_factory=OrderedDict)
+    """Digests of the last jobs that were cancelled or late while the replica had them: it may still run them, and
+    they are to blame if it falls."""
 
 
 class Ledger:
@@ -163,6 +166,8 @@ class Ledger:
         entry.jobs.clear()
         entry.tokens = 0
         blamed = {self._jobs[job_id].new.digest for job_id in suspected if self._jobs[job_id].new.pinned is None}
+        blamed |= {entry.withdrawn[job_id] for job_id in suspects or () if job_id in entry.withdrawn}
+        entry.withdrawn.clear()
         for digest in blamed:
             self._deaths[digest] = self._deaths.get(digest, 0) + 1
             if self._deaths[digest] >= DEATHS_ALLOWED:
@@ -258,6 +263,7 @@ class Ledger:
         """Take the job off the replica's hands; False where it is not in them (cancelled, late, or a lie)."""
         entry = self._replicas[replica]
         if job_id not in entry.jobs:
+            entry.withdrawn.pop(job_id, None)
             return False
         entry.jobs.remove(job_id)
         entry.tokens -= self._jobs[job_id].new.cost_tokens
@@ -270,9 +276,16 @@ class Ledger:
             self._waiting.pop(job_id, None)
             if job.replica is not None:
                 self._settle(job.replica, job_id)
+                if job.new.pinned is None:
+                    self._remember_withdrawn(self._replicas[job.replica], job)
                 told.setdefault(job.replica, []).append(job_id)
             del self._jobs[job_id]
         return [Withdraw(replica, tuple(ids)) for replica, ids in told.items()]
+
+    def _remember_withdrawn(self, entry: _Replica, job: _Job) -> None:
+        entry.withdrawn[job.new.job_id] = job.new.digest
+        while len(entry.withdrawn) > 2 * self._window_items:
+            entry.withdrawn.popitem(last=False)
 
     def _is_refused(self, digest: str, now: float) -> bool:
         return self._refused_until.get(digest, now) > now

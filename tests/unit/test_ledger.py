@@ -241,3 +241,18 @@ def test_fail_all_leaves_nothing() -> None:
     assert [c for c in commands if isinstance(c, Withdraw)] == [Withdraw(0, (1,))]
     assert (book.num_jobs, book.load(0).outstanding_tokens) == (0, 0)
     assert book.replica_ready(0) == []
+
+
+def test_a_late_job_is_still_blamed_for_the_death_it_causes() -> None:
+    """An input that hangs its worker is answered with 504 before the replica falls; twice, then it is refused."""
+    book = Ledger([0], max_items=8, window_items=4, window_tokens=100)
+    book.replica_ready(0)
+    for number in (1, 2):
+        now = float(number * 10)
+        book.submit([NewJob(job_id=number, digest="sha256:bad", cost_tokens=1, deadline=now + 1)], now)
+        assert [type(command) for command in book.tick(now + 2)] == [Withdraw, Fail]
+        book.replica_lost(0, [number], now + 3)
+        book.replica_ready(0)
+    (refused,) = book.submit([NewJob(job_id=3, digest="sha256:bad", cost_tokens=1, deadline=99.0)], 40.0)
+    assert isinstance(refused, Fail)
+    assert refused.error.code is ErrorCode.WORKER_DIED
