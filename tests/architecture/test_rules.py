@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import statistics
 import subprocess
 import sys
@@ -11,9 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from spmd_encoder.config import env_name, flag_fields, flag_name, flags_table
-from tests.harness.readme import README, generated
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "spmd_encoder"
@@ -127,28 +123,3 @@ def test_import_contracts() -> None:
 def test_the_control_plane_runs_without_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
-def test_every_flag_has_its_line_and_its_twin() -> None:
-    table = flags_table()
-    for _, _, field in flag_fields():
-        assert f"`{env_name(field)}`" in table
-
-
-def test_the_generated_parts_of_the_readme_are_current() -> None:
-    text = README.read_text()
-    assert text == generated(text), "run `make readme`"
-
-
-def test_links_and_flags_of_the_documents_exist() -> None:
-    known = {name for _, _, field in flag_fields() for name in (flag_name(field), *field.metadata["alias"])}
-    known |= {"--check", "--version", "--help"}
-    launchers = {"--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--max-restarts"}
-    for path in [*ROOT.glob("*.md"), *(ROOT / "launch").glob("*")]:
-        text = path.read_text()
-        for target in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert (path.parent / target).exists(), (path.name, target)
-        for line in text.splitlines():
-            if "-m spmd_encoder" in line:
-                flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", line))
-                assert flags <= known | launchers, (path.name, line)

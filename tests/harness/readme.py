@@ -1,11 +1,12 @@
 """Writes the generated parts of the README between their markers: `python -m tests.harness.readme`.
 
-The flags table comes from `spmd_encoder.config`, the tree from the first line of every module's docstring.
+The flags table comes from `spmd_encoder.config`, the tree from the first sentence of every module's docstring.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from spmd_encoder.config import flags_table
@@ -21,10 +22,15 @@ def tree() -> str:
     for folder in sorted({path.parent for path in package.rglob("*.py")}):
         lines.append(f"{folder.relative_to(ROOT)}/")
         for path in sorted(folder.glob("*.py")):
-            said = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()
             if path.name != "__init__.py":
-                lines.append(f"  {path.name:<20}{said[0] if said else ''}".rstrip())
+                lines.append(f"  {path.name:<20}{_first_sentence(path)}".rstrip())
     return "\n".join([*lines, "```"]) + "\n"
+
+
+def _first_sentence(path: Path) -> str:
+    said = ast.get_docstring(ast.parse(path.read_text())) or ""
+    paragraph = " ".join(said.split("\n\n")[0].split())
+    return re.split(r"(?<=[a-z)`])\. ", paragraph)[0].removesuffix(".")
 
 
 def generated(text: str) -> str:
