@@ -75,7 +75,9 @@ async def _live(spec: WorkerSpec, config: Config, layout: Layout, pipe: Pipe, pr
                 if task.done():
                     task.result()
         finally:
-            life.stop()
+            if stop.done():
+                # Only on demand: after a crash nothing is answered, since the dispatcher sends it elsewhere.
+                life.stop()
             for task in (beats, work, stop):
                 task.cancel()
 
