@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
 import sys
 
@@ -31,6 +32,9 @@ def run_child(sock: socket.socket) -> int:
 def main() -> int:
     """`python -m spmd_encoder.keeper.child FD PARENT`: the spawned form."""
     die_with_parent(int(sys.argv[2]))
+    # As a forked one inherits it from the nursery: only the keeper tells its child to end.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = run_child(socket.socket(fileno=int(sys.argv[1])))
     # Not sys.exit: destructors of process groups and sockets must not run on a half-stopped process.
     sys.stdout.flush()

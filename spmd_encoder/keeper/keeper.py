@@ -162,7 +162,7 @@ class Keeper:
                 await self._nursery.launched.wait()
             if port is not None:
                 await self._open_front(port)
-            await self._store.start(self._starter)
+            await self._store.start()
             helpers.append(group.create_task(self._worker.run()))
             world = await self._world
             await self._settle_election(world)

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import importlib
 import json
+import logging
 import os
 import random
 import selectors
@@ -30,6 +31,7 @@ from spmd_encoder.keeper.fate import die_with_parent
 from spmd_encoder.keeper.nursery_name import SOCKET_NAME
 from spmd_encoder.observability.logging import Origin, set_up_logging
 
+log = logging.getLogger(__name__)
 _UCRED = struct.Struct("3i")
 
 
@@ -62,7 +64,11 @@ class Nursery:
             self._reap()
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            log.warning("a caller could not be accepted: %s", error)
+            return
         connection.settimeout(5.0)
         try:
             if not _same_user(connection):
@@ -71,6 +77,16 @@ class Nursery:
         except OSError:
             connection.close()
             return
+        try:
+            self._fork(connection, message, fds)
+        except OSError as error:
+            # No process to be had, or a caller that has gone already: nobody else's child is concerned.
+            log.warning("a fork failed: %s", error)
+            connection.close()
+        for fd in fds:
+            os.close(fd)
+
+    def _fork(self, connection: socket.socket, message: bytes, fds: list[int]) -> None:
         if message != b"fork" or len(fds) != 2 or len(list(Path("/proc/self/task").iterdir())) != 1:
             # More than one thread: a fork could copy a lock that nobody will ever release.
             connection.close()
@@ -79,10 +95,10 @@ class Nursery:
         else:
             self._children[pid] = connection
             self._pids[connection] = pid
-            connection.sendall(b"%d\n" % pid)
             self._selector.register(connection, selectors.EVENT_READ)
-        for fd in fds:
-            os.close(fd)
+            with contextlib.suppress(OSError):
+                # A caller that has gone shows as a hang-up next, which ends this child.
+                connection.sendall(b"%d\n" % pid)
 
     def _become_child(self, connection: socket.socket, output: int, pipe: int) -> NoReturn:
         code = 1

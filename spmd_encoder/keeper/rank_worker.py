@@ -121,7 +121,7 @@ class RankWorker:
             rank=self._rank,
             epoch=epoch,
             code=code,
-            suspects=tuple(now.suspects),
+            suspects=() if child.fell_with_nursery else tuple(now.suspects),
             fatal=bool(now.failing and now.failing.fatal),
             reason=reason,
             last_lines=tuple(child.output.last_lines),

@@ -30,6 +30,8 @@ class Child(Protocol):
     pid: int
     stream: Stream[FromWorker]
     output: Output
+    fell_with_nursery: bool
+    """It ended because the nursery did: nothing that it worked on is to blame."""
 
     async def wait(self) -> int:
         """Its exit code, negative for a signal."""
@@ -105,6 +107,7 @@ class ForkedChild:
         self.pid = pid
         self.stream = stream
         self.output = output
+        self.fell_with_nursery = False
         self._nursery = nursery
         self._exit = asyncio.ensure_future(self._wait())
 
@@ -118,7 +121,8 @@ class ForkedChild:
             while not line.endswith(b"\n"):
                 chunk = await loop.sock_recv(self._nursery, 32)
                 if not chunk:
-                    return KILLED  # the nursery died, and its children with it
+                    self.fell_with_nursery = True
+                    return KILLED
                 line += chunk
             return int(line)
         except OSError:
@@ -181,6 +185,7 @@ class SpawnedChild:
         self.pid = process.pid
         self.stream = stream
         self.output = output
+        self.fell_with_nursery = False
         self._process = process
 
     async def wait(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spmd_encoder.config import LaunchEnv
 from spmd_encoder.errors import StartupError
-from spmd_encoder.keeper.starter import Child, Starter
+from spmd_encoder.keeper.starter import Child, SpawnStarter
 from spmd_encoder.wire.messages import StoreReady, StoreSpec
 
 
@@ -17,10 +17,11 @@ class StoreHost:
         self._hosted_here = env.rank == 0 and not env.agent_store
         self._child: Child | None = None
 
-    async def start(self, starter: Starter) -> None:
+    async def start(self) -> None:
         if not self._hosted_here:
             return
-        self._child = await starter.start(StoreSpec(host=self.host, port=self.port))
+        # Spawned and not forked: it must outlive the nursery, or no replica could ever be formed anew.
+        self._child = await SpawnStarter().start(StoreSpec(host=self.host, port=self.port))
         ready = await self._child.stream.receive()
         if not isinstance(ready, StoreReady):
             lines = " | ".join(self._child.output.last_lines)

@@ -292,3 +292,37 @@ def test_a_nursery_that_dies_three_times_in_a_minute_ends_the_rank(qwen_tiny: Pa
 def _other_nursery(world: World, old: int) -> int | None:
     found = [p["pid"] for p in world.info()["processes"] if p["role"] == "nursery" and p["pid"] != old]
     return found[0] if found else None
+
+
+def test_a_world_of_one_survives_its_nursery(qwen_tiny: Path) -> None:
+    """Also where no torchrun agent hosts the store."""
+    want = QwenReference(qwen_tiny).tokens(PICTURE)
+    with World("--model-path", str(qwen_tiny), torchrun=False) as world:
+        world.start().wait_ready()
+        os.kill(world.pid("nursery"), signal.SIGKILL)
+        world.wait_for("a new epoch", lambda: world.epoch(0) >= 1)
+        world.wait_ready()
+        assert off_by(world.encode([PICTURE])[0], want) <= 1e-6
+        world.note_processes()
+        world.terminate()
+        assert world.wait_end() == [0]
+        world.assert_nothing_left()
+
+
+def test_a_caller_that_hangs_up_does_not_harm_the_nursery(qwen_tiny: Path) -> None:
+    with World("--model-path", str(qwen_tiny), torchrun=False) as world:
+        world.start().wait_ready()
+        (path,) = world.tmp.glob("spmd_encoder*/nursery")
+        nursery = world.pid("nursery")
+        for _ in range(20):
+            ends = [*socket.socketpair(), *socket.socketpair()]
+            with socket.socket(socket.AF_UNIX) as caller:
+                caller.connect(str(path))
+                socket.send_fds(caller, [b"fork"], [ends[0].fileno(), ends[2].fileno()])
+            for end in ends:
+                end.close()
+        time.sleep(1.0)
+        assert world.pid("nursery") == nursery
+        assert world.epoch(0) == 0
+        assert psutil.Process(nursery).is_running()
+        assert world.post([PICTURE]).status_code == 200
