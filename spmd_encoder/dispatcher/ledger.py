@@ -78,11 +78,10 @@ Command = Send | Withdraw | Fail | Deliver
 @dataclass
 class _Replica:
     ready: bool = False
-    jobs: set[int] = field(default_factory=set)
+    jobs: dict[int, NewJob] = field(default_factory=dict)
+    """What it has in hand. A withdrawn job stays, charged and to blame, until the replica has answered or is lost:
+    it may still be running."""
     tokens: int = 0
-    withdrawn: OrderedDict[int, str] = field(default_factory=OrderedDict)
-    """Digests of the last jobs that were cancelled or late while the replica had them: it may still run them, and
-    they are to blame if it falls."""
 
 
 class Ledger:
@@ -161,13 +160,11 @@ class Ledger:
         """The replica's workers are gone. `suspects` None: nobody knows, so all of its jobs are suspected."""
         entry = self._replicas[replica]
         entry.ready = False
-        lost = sorted(entry.jobs)
-        suspected = set(lost if suspects is None else suspects) & entry.jobs
+        lost = sorted(job_id for job_id in entry.jobs if job_id in self._jobs)
+        suspected = entry.jobs.keys() & (entry.jobs.keys() if suspects is None else set(suspects))
+        blamed = {entry.jobs[job_id].digest for job_id in suspected if entry.jobs[job_id].pinned is None}
         entry.jobs.clear()
         entry.tokens = 0
-        blamed = {self._jobs[job_id].new.digest for job_id in suspected if self._jobs[job_id].new.pinned is None}
-        blamed |= {entry.withdrawn[job_id] for job_id in suspects or () if job_id in entry.withdrawn}
-        entry.withdrawn.clear()
         for digest in blamed:
             self._deaths[digest] = self._deaths.get(digest, 0) + 1
             if self._deaths[digest] >= DEATHS_ALLOWED:
@@ -192,16 +189,17 @@ class Ledger:
         return commands + self._assign()
 
     def completed(self, replica: int, job_id: int) -> list[Command]:
-        if not self._settle(replica, job_id):
+        if (new := self._settle(replica, job_id)) is None:
             return []
-        digest = self._jobs.pop(job_id).new.digest
-        self._deaths.pop(digest, None)
-        return [Deliver(job_id, replica), *self._assign()]
+        self._deaths.pop(new.digest, None)
+        delivered: list[Command] = [Deliver(job_id, replica)] if self._jobs.pop(job_id, None) else []
+        return delivered + self._assign()
 
     def failed(self, replica: int, job_id: int, error: EncoderError) -> list[Command]:
-        if not self._settle(replica, job_id):
+        if self._settle(replica, job_id) is None:
             return []
-        return [self._resolve_failed(job_id, error, replica), *self._assign()]
+        failed: list[Command] = [self._resolve_failed(job_id, error, replica)] if job_id in self._jobs else []
+        return failed + self._assign()
 
     def cancel(self, job_ids: Iterable[int]) -> list[Command]:
         """The caller has gone: nothing is resolved, nothing is started any more."""
@@ -253,39 +251,27 @@ class Ledger:
         job.replica = replica
         job.alone = job.alone or job.new.digest in self._deaths
         entry = self._replicas[replica]
-        entry.jobs.add(job_id)
+        entry.jobs[job_id] = job.new
         entry.tokens += job.new.cost_tokens
 
     def _send(self, replica: int, job_ids: list[int]) -> Send:
         return Send(replica, tuple(job_ids), tuple(self._jobs[job_id].alone for job_id in job_ids))
 
-    def _settle(self, replica: int, job_id: int) -> bool:
-        """Take the job off the replica's hands; False where it is not in them (cancelled, late, or a lie)."""
+    def _settle(self, replica: int, job_id: int) -> NewJob | None:
+        """Take the job off the replica's hands; None where it is not in them (late, or a lie)."""
         entry = self._replicas[replica]
-        if job_id not in entry.jobs:
-            entry.withdrawn.pop(job_id, None)
-            return False
-        entry.jobs.remove(job_id)
-        entry.tokens -= self._jobs[job_id].new.cost_tokens
-        return True
+        if (new := entry.jobs.pop(job_id, None)) is not None:
+            entry.tokens -= new.cost_tokens
+        return new
 
     def _withdraw(self, job_ids: Iterable[int]) -> list[Command]:
         told: dict[int, list[int]] = {}
         for job_id in job_ids:
-            job = self._jobs[job_id]
+            job = self._jobs.pop(job_id)
             self._waiting.pop(job_id, None)
             if job.replica is not None:
-                self._settle(job.replica, job_id)
-                if job.new.pinned is None:
-                    self._remember_withdrawn(self._replicas[job.replica], job)
                 told.setdefault(job.replica, []).append(job_id)
-            del self._jobs[job_id]
         return [Withdraw(replica, tuple(ids)) for replica, ids in told.items()]
-
-    def _remember_withdrawn(self, entry: _Replica, job: _Job) -> None:
-        entry.withdrawn[job.new.job_id] = job.new.digest
-        while len(entry.withdrawn) > 2 * self._window_items:
-            entry.withdrawn.popitem(last=False)
 
     def _is_refused(self, digest: str, now: float) -> bool:
         return self._refused_until.get(digest, now) > now

@@ -111,10 +111,12 @@ class EncoderScheduler:
         self._pump()
 
     def cancel(self, job_ids: Sequence[int]) -> None:
-        """A caller that has gone is never started; what runs already runs to its end and is thrown away."""
+        """A caller that has gone is never started; what runs already runs to its end. Either way the dispatcher gets
+        its one reply, upon which it takes the job off this replica's load."""
         for job_id in job_ids:
-            if self._batcher.stage(job_id) is not Stage.RUNNING and job_id in self._pending:
+            if self._batcher.stage(job_id) is not Stage.RUNNING and (pending := self._pending.get(job_id)) is not None:
                 self._drop(job_id)
+                self._reply(_failed(pending.job, EncoderError(ErrorCode.CANCELLED, "the caller has gone")), ())
         self._pump()
 
     async def run(self) -> None:

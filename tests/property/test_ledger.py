@@ -42,6 +42,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.deaths: dict[str, int] = {}
         self.refused: dict[str, float] = {}
         self.resolved: set[int] = set()
+        self.withdrawn: dict[int, Known] = {}
 
     # -- the model
 
@@ -51,8 +52,16 @@ class LedgerMachine(RuleBasedStateMachine):
     def waiting(self) -> list[int]:
         return sorted(job_id for job_id, known in self.jobs.items() if known.place is WAITING)
 
+    def ghosts(self, replica: int) -> list[int]:
+        """Withdrawn, but the replica has not answered yet: it may still be at them."""
+        return [job_id for job_id, known in self.withdrawn.items() if known.place == replica]
+
+    def in_hand(self, replica: int) -> int:
+        return len(self.held(replica)) + len(self.ghosts(replica))
+
     def tokens(self, replica: int) -> int:
-        return sum(self.jobs[job_id].job.cost_tokens for job_id in self.held(replica))
+        own = sum(self.jobs[job_id].job.cost_tokens for job_id in self.held(replica))
+        return own + sum(self.withdrawn[job_id].job.cost_tokens for job_id in self.ghosts(replica))
 
     def is_refused(self, digest: str) -> bool:
         return self.refused.get(digest, self.now) > self.now
@@ -94,9 +103,9 @@ class LedgerMachine(RuleBasedStateMachine):
                 known.place = send.replica
                 assert alone == (known.alone or known.job.digest in self.deaths)
                 known.alone = alone
-            held = self.held(send.replica)
-            assert len(held) <= self.window
-            assert len(held) == 1 or self.tokens(send.replica) <= self.window_tokens
+            in_hand = self.in_hand(send.replica)
+            assert in_hand <= self.window
+            assert in_hand == 1 or self.tokens(send.replica) <= self.window_tokens
         sent = [job_id for send in sends for job_id in send.job_ids]
         if sent and self.waiting():
             assert max(sent) < self.waiting()[0], "the oldest was overtaken"
@@ -138,15 +147,19 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), foreign=st.sets(st.integers(1, 40), max_size=4), known=st.booleans())
     def replica_lost(self, data: st.DataObject, foreign: set[int], known: bool) -> None:
         replica = data.draw(st.sampled_from(self.replicas))
-        held = self.held(replica)
-        named = data.draw(st.sets(st.sampled_from(held))) | foreign if held and known else foreign
-        suspects = (named & set(held)) if known else set(held)
+        held, ghosts = self.held(replica), self.ghosts(replica)
+        in_hand = held + ghosts
+        named = data.draw(st.sets(st.sampled_from(in_hand))) | foreign if in_hand and known else foreign
+        suspects = (named & set(in_hand)) if known else set(in_hand)
         self.ready.discard(replica)
-        for digest in {self.jobs[j].job.digest for j in suspects if self.jobs[j].job.pinned is None}:
+        everything = self.jobs | self.withdrawn
+        for digest in {everything[j].job.digest for j in suspects if everything[j].job.pinned is None}:
             self.deaths[digest] = self.deaths.get(digest, 0) + 1
             if self.deaths[digest] == 2:
                 del self.deaths[digest]
                 self.refused[digest] = self.now + QUARANTINE_S
+        for job_id in ghosts:
+            del self.withdrawn[job_id]
         fails = {}
         for job_id in held:
             entry = self.jobs[job_id]
@@ -163,14 +176,18 @@ class LedgerMachine(RuleBasedStateMachine):
     def reply(self, data: st.DataObject, wrong: int, ok: bool) -> None:
         """A result or a failure; one time in some from a replica that does not have the job in hand."""
         replica = data.draw(st.sampled_from(self.replicas))
-        held = self.held(replica)
-        job_id = data.draw(st.sampled_from(held)) if held and wrong else data.draw(st.integers(0, self.next_id))
+        held, ghosts = self.held(replica), self.ghosts(replica)
+        in_hand = held + ghosts
+        job_id = data.draw(st.sampled_from(in_hand)) if in_hand and wrong else data.draw(st.integers(0, self.next_id))
         error = EncoderError(ErrorCode.MEDIA_CORRUPT, "broken")
         mine = job_id in held
-        if ok and mine:
-            self.deaths.pop(self.jobs[job_id].job.digest, None)
+        if ok and job_id in in_hand:
+            self.deaths.pop((self.jobs | self.withdrawn)[job_id].job.digest, None)
         commands = self.ledger.completed(replica, job_id) if ok else self.ledger.failed(replica, job_id, error)
-        if not mine:
+        if job_id in ghosts:
+            del self.withdrawn[job_id]  # nothing is resolved, but the room is free
+            self.expect(commands)
+        elif not mine:
             assert commands == []
         elif ok:
             self.expect(commands, delivers=[job_id])
@@ -184,9 +201,10 @@ class LedgerMachine(RuleBasedStateMachine):
         chosen |= {job_id for job_id in extra if job_id not in self.jobs}
         withdraws: dict[int, set[int]] = {}
         for job_id in chosen & self.jobs.keys():
-            place = self.jobs.pop(job_id).place
-            if place is not WAITING:
-                withdraws.setdefault(place, set()).add(job_id)
+            known = self.jobs.pop(job_id)
+            if known.place is not WAITING:
+                self.withdrawn[job_id] = known
+                withdraws.setdefault(known.place, set()).add(job_id)
         self.expect(self.ledger.cancel(chosen), withdraws=withdraws)
 
     @rule(step=st.sampled_from([0.0, 1.0, 5.0, 25.0]))
@@ -196,6 +214,7 @@ class LedgerMachine(RuleBasedStateMachine):
         withdraws: dict[int, set[int]] = {}
         for job_id, known in late.items():
             if known.place is not WAITING:
+                self.withdrawn[job_id] = known
                 withdraws.setdefault(known.place, set()).add(job_id)
         fails = dict.fromkeys(late, ErrorCode.DEADLINE_EXCEEDED)
         self.expect(self.ledger.tick(self.now), fails=fails, withdraws=withdraws)
@@ -219,6 +238,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assume(self.jobs)
         withdraws = {replica: set(self.held(replica)) for replica in self.replicas if self.held(replica)}
         fails = dict.fromkeys(self.jobs, ErrorCode.DRAINING)
+        self.withdrawn |= {j: known for j, known in self.jobs.items() if known.place is not WAITING}
         self.expect(self.ledger.fail_all(EncoderError(ErrorCode.DRAINING, "end")), fails=fails, withdraws=withdraws)
         assert self.ledger.num_jobs == 0
 
@@ -231,7 +251,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.num_jobs == len(self.jobs)
         for replica in self.replicas:
             load = self.ledger.load(replica)
-            assert load.outstanding_items == len(self.held(replica))
+            assert load.outstanding_items == self.in_hand(replica)
             assert load.outstanding_tokens == self.tokens(replica)
 
     @invariant()
@@ -240,8 +260,8 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         cost = self.jobs[self.waiting()[0]].job.cost_tokens
         for replica in self.ready:
-            held = self.held(replica)
-            full = len(held) >= self.window or (held and self.tokens(replica) + cost > self.window_tokens)
+            in_hand = self.in_hand(replica)
+            full = in_hand >= self.window or (in_hand and self.tokens(replica) + cost > self.window_tokens)
             assert full, "the oldest job waits although a replica has room"
 
     def teardown(self) -> None:
@@ -251,6 +271,10 @@ class LedgerMachine(RuleBasedStateMachine):
         for replica in self.replicas:
             self.ready.add(replica)
             self.expect(self.ledger.replica_ready(replica))
+        for job_id, known in list(self.withdrawn.items()):
+            assert known.place is not None
+            del self.withdrawn[job_id]
+            self.expect(self.ledger.failed(known.place, job_id, EncoderError(ErrorCode.CANCELLED, "gone")))
         while self.jobs:
             job_id, known = next((j, k) for j, k in self.jobs.items() if k.place is not WAITING)
             assert known.place is not None

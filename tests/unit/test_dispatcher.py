@@ -515,10 +515,11 @@ async def test_a_caller_that_goes_takes_its_items_along(tmp_path: Path) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert w.outstanding() == [0]
         assert w.metric("spmd_encoder_items_in_hand") == 0
         await until(lambda: sorted(scheduler.cancelled) == [job.job_id for job in scheduler.real_jobs])
+        assert w.outstanding() == [3], "charged until the replica has answered"
         scheduler.release()
+        await until(lambda: w.outstanding() == [0])
         assert await done(w.encode(b"next")) == [b"next"]
         assert len(scheduler.real_jobs) == 4
 
