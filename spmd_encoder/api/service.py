@@ -25,7 +25,7 @@ class EncoderService(Protocol):
         """Account `num_bytes` of media as in flight while the context is open.
 
         Raises `EncoderError` OVERLOADED when `--max-inflight-bytes` would be exceeded. A front end reserves a
-        body's size before it reads the body.
+        body's bytes as they come (not what its sender announces), until its reply is done.
         """
         ...
 

@@ -142,3 +142,18 @@ async def test_server_errors_are_not_fatal(served: Served) -> None:
     wire.send(post(GOOD))
     reply = await wire.reply()
     assert (reply.status, reply.code, reply.headers["x-spmd-replica"]) == (500, "WORKER_DIED", "3")
+
+
+async def test_large_promises_without_bytes_shut_nobody_out(served: Served) -> None:
+    served.service.max_inflight_bytes = 4 * 2**20
+    idle = [await served.connect() for _ in range(5)]
+    for wire in idle:
+        wire.send(post(GOOD[:1], length=200 * 2**20))
+    await asyncio.sleep(0.1)
+    assert 0 < served.service.reserved <= 5 * 256 * 1024
+    wire = await served.connect()
+    wire.send(post(GOOD))
+    async with asyncio.timeout(5):
+        await served.service.arrived.wait()
+    for one in idle:
+        one.close()

@@ -12,7 +12,7 @@ from spmd_encoder.api.service import EncoderService
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.http.errors import HttpError
 
-# A body of unknown length is accounted for in steps of this size as it comes.
+# A body is accounted for in steps of this size as it comes.
 _RESERVE_STEP_BYTES = 256 * 1024
 
 
@@ -53,10 +53,9 @@ async def read_body(
     the client goes; `HttpError` 408 when it sends too slowly.
     """
     body = bytearray()
-    reserved = _announced_length(request)
-    _check_length(reserved, max_bytes)
-    if reserved:
-        held.enter_context(service.reserve(reserved))
+    announced = _announced_length(request)
+    _check_length(announced, max_bytes)
+    reserved = 0
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeouts.body_total_s
     more = True
@@ -73,8 +72,10 @@ async def read_body(
         more = message.get("more_body", False)
         _check_length(len(body), max_bytes)
         while len(body) > reserved:
-            held.enter_context(service.reserve(_RESERVE_STEP_BYTES))
-            reserved += _RESERVE_STEP_BYTES
+            # What came, not what was announced: a few idle senders of large promises must not shut out the others.
+            step = min(_RESERVE_STEP_BYTES, announced - reserved) if announced > reserved else _RESERVE_STEP_BYTES
+            held.enter_context(service.reserve(step))
+            reserved += step
     return body
 
 
