@@ -4,20 +4,21 @@ A job is one item of one request. It waits here until a replica has room (late b
 makes cancelling cheap), is assigned to one replica at a time, and is resolved exactly once.
 
 When a replica is lost, the jobs that its worker had begun (`suspects`) are retried alone in their batch; those that
-merely waited there go back to the head of the queue as they were. A digest that was under suspicion at two deaths
-is resolved WORKER_DIED and refused for a while; a success clears it.
+merely waited there go back to their place in the queue as they were. `suspicion` says which digests may be where.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from spmd_encoder.dispatcher.routing import Load, Policy, least_tokens
+from spmd_encoder.dispatcher.suspicion import Suspicion
 from spmd_encoder.errors import EncoderError, ErrorCode
 
-DEATHS_ALLOWED = 2
+_NOT_RUN = frozenset({ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DRAINING})
+"""Failures that say nothing of the input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +79,30 @@ Command = Send | Withdraw | Fail | Deliver
 @dataclass
 class _Replica:
     ready: bool = False
-    jobs: dict[int, NewJob] = field(default_factory=dict)
+    jobs: dict[int, _Job] = field(default_factory=dict)
     """What it has in hand. A withdrawn job stays, charged and to blame, until the replica has answered or is lost:
     it may still be running."""
     tokens: int = 0
+    digests: Counter[str] = field(default_factory=Counter)
+
+    def take(self, job: _Job) -> None:
+        self.jobs[job.new.job_id] = job
+        self.tokens += job.new.cost_tokens
+        self.digests[job.new.digest] += job.new.pinned is None
+
+    def settle(self, job_id: int) -> _Job | None:
+        """Take the job off the replica's hands; None where it is not in them (late, or a lie)."""
+        if (job := self.jobs.pop(job_id, None)) is not None:
+            self.tokens -= job.new.cost_tokens
+            self.digests[job.new.digest] -= job.new.pinned is None
+            if not self.digests[job.new.digest]:
+                del self.digests[job.new.digest]
+        return job
+
+    def clear(self) -> None:
+        self.jobs.clear()
+        self.digests.clear()
+        self.tokens = 0
 
 
 class Ledger:
@@ -101,12 +122,10 @@ class Ledger:
         self._max_items = max_items
         self._window_items = window_items
         self._window_tokens = window_tokens
-        self._quarantine_s = quarantine_s
+        self._suspicion = Suspicion(quarantine_s)
         self._policy = policy
         self._jobs: dict[int, _Job] = {}
         self._waiting: OrderedDict[int, None] = OrderedDict()
-        self._deaths: dict[str, int] = {}
-        self._refused_until: dict[str, float] = {}
         self._turn = 0
         self.retried = 0
 
@@ -136,7 +155,7 @@ class Ledger:
         commands: list[Command] = []
         for job in jobs:
             self._jobs[job.job_id] = _Job(job)
-            if self._is_refused(job.digest, now):
+            if self._suspicion.is_refused(job.digest, now):
                 commands.append(self._give_up(job.job_id, None))
             else:
                 self._waiting[job.job_id] = None
@@ -162,14 +181,13 @@ class Ledger:
         entry.ready = False
         lost = sorted(job_id for job_id in entry.jobs if job_id in self._jobs)
         suspected = entry.jobs.keys() & (entry.jobs.keys() if suspects is None else set(suspects))
-        blamed = {entry.jobs[job_id].digest for job_id in suspected if entry.jobs[job_id].pinned is None}
-        entry.jobs.clear()
-        entry.tokens = 0
-        for digest in blamed:
-            self._deaths[digest] = self._deaths.get(digest, 0) + 1
-            if self._deaths[digest] >= DEATHS_ALLOWED:
-                del self._deaths[digest]
-                self._refused_until[digest] = now + self._quarantine_s
+        blamed: dict[str, bool] = {}
+        for job in (entry.jobs[job_id] for job_id in suspected):
+            if job.new.pinned is None:
+                blamed[job.new.digest] = blamed.get(job.new.digest, False) or job.alone
+        for digest, alone in blamed.items():
+            self._suspicion.died(digest, now, alone=alone)
+        entry.clear()
         commands: list[Command] = []
         for job_id in lost:
             job = self._jobs[job_id]
@@ -177,7 +195,7 @@ class Ledger:
             if job.new.pinned is not None:
                 error = EncoderError(ErrorCode.WORKER_DIED, "the probed replica was lost")
                 commands.append(self._resolve_failed(job_id, error, replica))
-            elif self._is_refused(job.new.digest, now):
+            elif self._suspicion.is_refused(job.new.digest, now):
                 commands.append(self._give_up(job_id, replica))
             else:
                 job.alone = job.alone or job_id in suspected
@@ -189,15 +207,17 @@ class Ledger:
         return commands + self._assign()
 
     def completed(self, replica: int, job_id: int) -> list[Command]:
-        if (new := self._settle(replica, job_id)) is None:
+        if (job := self._replicas[replica].settle(job_id)) is None:
             return []
-        self._deaths.pop(new.digest, None)
+        self._suspicion.answered(job.new.digest)
         delivered: list[Command] = [Deliver(job_id, replica)] if self._jobs.pop(job_id, None) else []
         return delivered + self._assign()
 
     def failed(self, replica: int, job_id: int, error: EncoderError) -> list[Command]:
-        if self._settle(replica, job_id) is None:
+        if (job := self._replicas[replica].settle(job_id)) is None:
             return []
+        if error.code not in _NOT_RUN:
+            self._suspicion.answered(job.new.digest)
         failed: list[Command] = [self._resolve_failed(job_id, error, replica)] if job_id in self._jobs else []
         return failed + self._assign()
 
@@ -206,9 +226,8 @@ class Ledger:
         return self._withdraw([job_id for job_id in job_ids if job_id in self._jobs]) + self._assign()
 
     def tick(self, now: float) -> list[Command]:
-        """Resolve what is past its deadline; forget old quarantines."""
-        for digest in [d for d, until in self._refused_until.items() if until <= now]:
-            del self._refused_until[digest]
+        """Resolve what is past its deadline; forget old suspicions."""
+        self._suspicion.tick(now)
         late = [job_id for job_id, job in self._jobs.items() if job.new.deadline <= now]
         replica_of = {job_id: self._jobs[job_id].replica for job_id in late}
         commands = self._withdraw(late)
@@ -226,9 +245,13 @@ class Ledger:
     def _assign(self) -> list[Command]:
         chosen: dict[int, list[int]] = {}
         for job_id in list(self._waiting):
-            candidates = [r for r, entry in self._replicas.items() if self._has_room(entry, self._jobs[job_id])]
-            if not candidates:
+            job = self._jobs[job_id]
+            free = [r for r, entry in self._replicas.items() if self._has_room(entry, job)]
+            if not free:
                 break  # first come, first served: nobody overtakes the oldest
+            candidates = [replica for replica in free if self._may_go(job, replica)]
+            if not candidates:
+                continue  # it waits for a copy of itself, which is nobody else's concern
             replica = self._policy(candidates, {r: self.load(r) for r in candidates}, self._turn)
             self._turn += 1
             del self._waiting[job_id]
@@ -241,6 +264,13 @@ class Ledger:
             return False
         return not entry.jobs or entry.tokens + job.new.cost_tokens <= self._window_tokens
 
+    def _may_go(self, job: _Job, replica: int) -> bool:
+        digest = job.new.digest
+        if self._suspicion.is_proven(digest):
+            return True
+        holders = [r for r, entry in self._replicas.items() if entry.digests[digest]]
+        return not holders or (holders == [replica] and not self._suspicion.is_suspect(digest))
+
     def _hand_over(self, replica: int, job_ids: list[int]) -> Send:
         for job_id in job_ids:
             self._take(replica, job_id)
@@ -249,20 +279,11 @@ class Ledger:
     def _take(self, replica: int, job_id: int) -> None:
         job = self._jobs[job_id]
         job.replica = replica
-        job.alone = job.alone or job.new.digest in self._deaths
-        entry = self._replicas[replica]
-        entry.jobs[job_id] = job.new
-        entry.tokens += job.new.cost_tokens
+        job.alone = job.alone or (job.new.pinned is None and self._suspicion.is_suspect(job.new.digest))
+        self._replicas[replica].take(job)
 
     def _send(self, replica: int, job_ids: list[int]) -> Send:
         return Send(replica, tuple(job_ids), tuple(self._jobs[job_id].alone for job_id in job_ids))
-
-    def _settle(self, replica: int, job_id: int) -> NewJob | None:
-        """Take the job off the replica's hands; None where it is not in them (late, or a lie)."""
-        entry = self._replicas[replica]
-        if (new := entry.jobs.pop(job_id, None)) is not None:
-            entry.tokens -= new.cost_tokens
-        return new
 
     def _withdraw(self, job_ids: Iterable[int]) -> list[Command]:
         told: dict[int, list[int]] = {}
@@ -273,19 +294,16 @@ class Ledger:
                 told.setdefault(job.replica, []).append(job_id)
         return [Withdraw(replica, tuple(ids)) for replica, ids in told.items()]
 
-    def _is_refused(self, digest: str, now: float) -> bool:
-        return self._refused_until.get(digest, now) > now
-
     def _refuse_waiting(self, now: float) -> list[Command]:
         """Resolve the jobs that wait with a digest that has just killed its second worker."""
-        doomed = [job_id for job_id in self._waiting if self._is_refused(self._jobs[job_id].new.digest, now)]
+        doomed = [j for j in self._waiting if self._suspicion.is_refused(self._jobs[j].new.digest, now)]
         return [self._give_up(job_id, None) for job_id in doomed]
 
     def _give_up(self, job_id: int, replica: int | None) -> Fail:
         error = EncoderError(
             ErrorCode.WORKER_DIED,
             "two workers died while this item was being encoded; it is not tried again, and equal items are refused "
-            f"for {self._quarantine_s:.0f} s",
+            f"for {self._suspicion.quarantine_s:.0f} s",
         )
         return self._resolve_failed(job_id, error, replica)
 

@@ -39,8 +39,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.next_id = 1
         self.ready: set[int] = set()
         self.jobs: dict[int, Known] = {}
-        self.deaths: dict[str, int] = {}
+        self.suspect: dict[str, float] = {}
         self.refused: dict[str, float] = {}
+        self.proven: set[str] = set()
         self.resolved: set[int] = set()
         self.withdrawn: dict[int, Known] = {}
 
@@ -65,6 +66,21 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def is_refused(self, digest: str) -> bool:
         return self.refused.get(digest, self.now) > self.now
+
+    def holders(self, digest: str) -> set[int | None]:
+        """Replicas that have a copy of it in hand (probes are nobody's input)."""
+        everything = [*self.jobs.values(), *self.withdrawn.values()]
+        return {k.place for k in everything if k.job.digest == digest and k.job.pinned is None} - {WAITING}
+
+    def may_go(self, digest: str, replica: int) -> bool:
+        if digest in self.proven:
+            return True
+        there = self.holders(digest)
+        return not there or (there == {replica} and digest not in self.suspect)
+
+    def answered(self, job: NewJob) -> None:
+        self.suspect.pop(job.digest, None)
+        self.proven.add(job.digest)
 
     def resolve(self, job_id: int) -> None:
         assert job_id in self.jobs
@@ -100,15 +116,18 @@ class LedgerMachine(RuleBasedStateMachine):
             for job_id, alone in zip(send.job_ids, send.alone, strict=True):
                 known = self.jobs[job_id]
                 assert known.place is WAITING, "in two hands at once"
+                assert self.may_go(known.job.digest, send.replica), "two workers could die of it at once"
                 known.place = send.replica
-                assert alone == (known.alone or known.job.digest in self.deaths)
+                assert alone == (known.alone or known.job.digest in self.suspect)
                 known.alone = alone
             in_hand = self.in_hand(send.replica)
             assert in_hand <= self.window
             assert in_hand == 1 or self.tokens(send.replica) <= self.window_tokens
         sent = [job_id for send in sends for job_id in send.job_ids]
-        if sent and self.waiting():
-            assert max(sent) < self.waiting()[0], "the oldest was overtaken"
+        for job_id in self.waiting():
+            digest = self.jobs[job_id].job.digest
+            held_back = digest not in self.proven and self.holders(digest)
+            assert held_back or job_id > max(sent, default=0), "the oldest was overtaken"
 
     def new_job(self, digest: str, cost: int, ttl: float, pinned: int | None = None) -> NewJob:
         job = NewJob(job_id=self.next_id, digest=digest, cost_tokens=cost, deadline=self.now + ttl, pinned=pinned)
@@ -153,11 +172,14 @@ class LedgerMachine(RuleBasedStateMachine):
         suspects = (named & set(in_hand)) if known else set(in_hand)
         self.ready.discard(replica)
         everything = self.jobs | self.withdrawn
-        for digest in {everything[j].job.digest for j in suspects if everything[j].job.pinned is None}:
-            self.deaths[digest] = self.deaths.get(digest, 0) + 1
-            if self.deaths[digest] == 2:
-                del self.deaths[digest]
+        blamed = [everything[j] for j in suspects if everything[j].job.pinned is None]
+        for digest in {known.job.digest for known in blamed}:
+            self.proven.discard(digest)
+            alone = any(known.alone for known in blamed if known.job.digest == digest)
+            if alone and self.suspect.pop(digest, None):
                 self.refused[digest] = self.now + QUARANTINE_S
+            else:
+                self.suspect[digest] = self.now + QUARANTINE_S
         for job_id in ghosts:
             del self.withdrawn[job_id]
         fails = {}
@@ -179,10 +201,11 @@ class LedgerMachine(RuleBasedStateMachine):
         held, ghosts = self.held(replica), self.ghosts(replica)
         in_hand = held + ghosts
         job_id = data.draw(st.sampled_from(in_hand)) if in_hand and wrong else data.draw(st.integers(0, self.next_id))
-        error = EncoderError(ErrorCode.MEDIA_CORRUPT, "broken")
+        code = data.draw(st.sampled_from([ErrorCode.MEDIA_CORRUPT, ErrorCode.CANCELLED]))
+        error = EncoderError(code, "broken")
         mine = job_id in held
-        if ok and job_id in in_hand:
-            self.deaths.pop((self.jobs | self.withdrawn)[job_id].job.digest, None)
+        if job_id in in_hand and (ok or code is ErrorCode.MEDIA_CORRUPT):
+            self.answered((self.jobs | self.withdrawn)[job_id].job)
         commands = self.ledger.completed(replica, job_id) if ok else self.ledger.failed(replica, job_id, error)
         if job_id in ghosts:
             del self.withdrawn[job_id]  # nothing is resolved, but the room is free
@@ -192,7 +215,7 @@ class LedgerMachine(RuleBasedStateMachine):
         elif ok:
             self.expect(commands, delivers=[job_id])
         else:
-            self.expect(commands, fails={job_id: ErrorCode.MEDIA_CORRUPT})
+            self.expect(commands, fails={job_id: code})
 
     @rule(data=st.data(), extra=st.lists(st.integers(0, 50), max_size=2, unique=True))
     def cancel(self, data: st.DataObject, extra: list[int]) -> None:
@@ -210,6 +233,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(step=st.sampled_from([0.0, 1.0, 5.0, 25.0]))
     def tick(self, step: float) -> None:
         self.now += step
+        for book in (self.suspect, self.refused):
+            for digest in [digest for digest, until in book.items() if until <= self.now]:
+                del book[digest]
         late = {job_id: known for job_id, known in self.jobs.items() if known.job.deadline <= self.now}
         withdraws: dict[int, set[int]] = {}
         for job_id, known in late.items():
@@ -256,13 +282,19 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_beside_a_free_replica(self) -> None:
-        if not hasattr(self, "ledger") or not self.waiting():
+        if not hasattr(self, "ledger"):
             return
-        cost = self.jobs[self.waiting()[0]].job.cost_tokens
-        for replica in self.ready:
-            in_hand = self.in_hand(replica)
-            full = in_hand >= self.window or (in_hand and self.tokens(replica) + cost > self.window_tokens)
-            assert full, "the oldest job waits although a replica has room"
+        for job_id in self.waiting():
+            job = self.jobs[job_id].job
+            free = {
+                replica
+                for replica in self.ready
+                if (in_hand := self.in_hand(replica)) < self.window
+                and (not in_hand or self.tokens(replica) + job.cost_tokens <= self.window_tokens)
+            }
+            assert not any(self.may_go(job.digest, replica) for replica in free), "it waits although there is room"
+            if not free:
+                break  # the younger must not overtake it
 
     def teardown(self) -> None:
         """With healthy replicas everything left comes to its end."""
@@ -278,7 +310,7 @@ class LedgerMachine(RuleBasedStateMachine):
         while self.jobs:
             job_id, known = next((j, k) for j, k in self.jobs.items() if k.place is not WAITING)
             assert known.place is not None
-            self.deaths.pop(known.job.digest, None)
+            self.answered(known.job)
             self.expect(self.ledger.completed(known.place, job_id), delivers=[job_id])
         assert self.ledger.num_jobs == 0
         assert all(self.ledger.load(r).outstanding_tokens == 0 for r in self.replicas)

@@ -94,8 +94,9 @@ def test_an_equal_item_is_alone_while_its_digest_is_under_suspicion() -> None:
     book.submit([job(1, "x")], 0.0)
     book.replica_lost(0, (1,), 0.0)
     book.replica_ready(0)
-    assert alone(book.submit([job(2, "x"), job(3)], 0.0)) == {2: True, 3: False}
-    book.completed(0, 1)
+    assert alone(book.submit([job(2, "x"), job(3)], 0.0)) == {3: False}
+    assert alone(book.failed(0, 1, EncoderError(ErrorCode.CANCELLED, "gone"))) == {2: True}
+    book.completed(0, 2)
     assert alone(book.submit([job(4, "x")], 0.0)) == {4: False}, "a success clears it"
 
 
@@ -129,20 +130,78 @@ def test_two_deaths_are_enough_and_are_forgotten_in_time() -> None:
     assert alone(book.submit([job(4, "x")], 600.0)) == {4: False}
 
 
-def test_two_deaths_of_equal_items_of_different_requests_count_together() -> None:
+def test_an_input_that_nobody_has_seen_meets_one_replica_however_often_it_is_sent() -> None:
+    book = ledger(3)
+    assert placed(book.submit([job(n, "x") for n in range(8)] + [job(8), job(9)], 0.0)) == {
+        0: (0, 1, 2, 3),
+        1: (8,),
+        2: (9,),
+    }
+    # One death for all copies; then one copy at a time in the whole world, alone.
+    assert placed(book.replica_lost(0, (0, 1), 0.0)) in ({1: (0,)}, {2: (0,)})
+    assert book.replica_ready(0) == []
+    where = 1 if book.load(1).outstanding_items == 2 else 2
+    assert set(failures(book.replica_lost(where, (0,), 0.0))) == set(range(8))
+    assert book.num_jobs == 2
+
+
+def test_copies_of_what_was_answered_once_go_anywhere() -> None:
     book = ledger(2)
-    book.submit([job(1, "x"), job(2, "x")], 0.0)
-    assert failures(book.replica_lost(0, (1,), 0.0)) == {}
-    assert failures(book.replica_lost(1, (2,), 0.0)) == {1: ErrorCode.WORKER_DIED, 2: ErrorCode.WORKER_DIED}
-    assert book.num_jobs == 0
+    book.submit([job(1, "x")], 0.0)
+    book.completed(0, 1)
+    assert {r: len(ids) for r, ids in placed(book.submit([job(n, "x") for n in range(2, 6)], 0.0)).items()} == {
+        0: 2,
+        1: 2,
+    }
+
+
+def test_others_pass_what_waits_for_a_copy_of_itself() -> None:
+    book = ledger(2)
+    book.submit([job(1, "x")], 0.0)
+    book.replica_lost(0, (1,), 0.0)
+    assert placed(book.submit([job(2, "x"), job(3)], 0.0)) == {1: (3,)}
+    assert placed(book.completed(1, 1)) == {1: (2,)}
+
+
+def test_workers_that_fall_together_convict_nobody() -> None:
+    """Two replicas are killed from outside, each while it encodes a copy of a picture that was answered before."""
+    book = ledger(2)
+    book.submit([job(1, "x")], 0.0)
+    book.completed(0, 1)
+    book.submit([job(2, "x"), job(3, "x")], 0.0)
+    assert failures(book.replica_lost(0, (2,), 0.0) + book.replica_lost(1, (3,), 0.0)) == {}
+    assert alone(book.replica_ready(0)) == {2: True}
+    assert [type(command) for command in book.completed(0, 2)] == [Deliver, Send]
+
+
+def test_a_suspicion_is_forgotten_in_time() -> None:
+    book = ledger(1)
+    book.submit([job(1, "x")], 0.0)
+    book.replica_lost(0, (1,), 0.0)
+    book.cancel([1])
+    book.tick(600.0)
+    book.replica_ready(0)
+    assert alone(book.submit([job(2, "x")], 600.0)) == {2: False}
+
+
+def test_an_answer_clears_a_suspicion_whatever_it_says_but_not_a_withdrawal() -> None:
+    book = ledger(1)
+    for number, code in enumerate((ErrorCode.MEDIA_CORRUPT, ErrorCode.CANCELLED)):
+        first, second = 10 * number, 10 * number + 1
+        book.submit([job(first, code)], 0.0)
+        book.replica_lost(0, (first,), 0.0)
+        book.replica_ready(0)
+        book.failed(0, first, EncoderError(code, "no"))
+        assert alone(book.submit([job(second, code)], 0.0)) == {second: code is ErrorCode.CANCELLED}
+        book.completed(0, second)
 
 
 def test_equal_items_of_one_request_are_one_death() -> None:
     book = ledger(1)
     book.submit([job(1, "x"), job(2, "x"), job(3, "y")], 0.0)
     assert failures(book.replica_lost(0, (1, 2, 3), 0.0)) == {}
-    assert alone(book.replica_ready(0)) == {1: True, 2: True, 3: True}
-    assert failures(book.replica_lost(0, (1, 2), 0.0)) == {1: ErrorCode.WORKER_DIED, 2: ErrorCode.WORKER_DIED}
+    assert alone(book.replica_ready(0)) == {1: True, 3: True}
+    assert failures(book.replica_lost(0, (1,), 0.0)) == {1: ErrorCode.WORKER_DIED, 2: ErrorCode.WORKER_DIED}
     assert placed(book.replica_ready(0)) == {0: (3,)}
 
 
@@ -168,23 +227,22 @@ def test_what_waits_with_a_digest_that_kills_is_refused_too() -> None:
 @pytest.mark.parametrize("suspects", [(), (9,), None])
 def test_a_refused_digest_in_another_replicas_hands_does_not_hang_there(suspects: tuple[int, ...] | None) -> None:
     book = ledger(2, items=1)
-    assert placed(book.submit([job(1, "x"), job(9, "x")], 0.0)) == {0: (1,), 1: (9,)}
-    book.replica_lost(0, (1,), 0.0)
-    book.replica_ready(0)
-    assert failures(book.replica_lost(0, (1,), 0.0)) == {1: ErrorCode.WORKER_DIED}
-    assert book.num_jobs == 1, "the other one may yet succeed where it is"
-    assert failures(book.replica_lost(1, suspects, 0.0)) == {9: ErrorCode.WORKER_DIED}
+    book.submit([job(0, "x")], 0.0)
+    book.completed(0, 0)
+    assert placed(book.submit([job(1, "x"), job(9, "x")], 0.0)) == {1: (1,), 0: (9,)}
+    book.replica_lost(1, (1,), 0.0)
+    assert placed(book.replica_ready(1)) == {}, "it waits for what becomes of its copy"
+    commands = book.replica_lost(0, suspects, 0.0)
+    assert placed(commands) == {1: (1,)}
+    assert failures(book.replica_lost(1, (1,), 0.0)) == {1: ErrorCode.WORKER_DIED, 9: ErrorCode.WORKER_DIED}
     assert book.num_jobs == 0
 
 
 def test_a_quarantine_that_is_over_holds_nothing_back() -> None:
-    book = ledger(2, items=1)
-    book.submit([job(1, "x"), job(9, "x")], 0.0)
-    book.replica_lost(0, (1,), 0.0)
+    book = ledger(1)
+    kill_twice(book, job(1, "x"))
     book.replica_ready(0)
-    book.replica_lost(0, (1,), 0.0)
-    assert book.replica_lost(1, (), 700.0) == [], "no tick came in between"
-    assert placed(book.replica_ready(0)) == {0: (9,)}
+    assert placed(book.submit([job(9, "x")], 700.0)) == {0: (9,)}, "no tick came in between"
 
 
 def test_late_replies_are_ignored() -> None:
