@@ -20,17 +20,10 @@ from typing import Any, NoReturn
 
 from spmd_encoder import __version__
 from spmd_encoder.errors import StartupError
+from spmd_encoder.flags import ARITY, READERS, flag, value_text
 
 ENV_PREFIX = "SPMD_ENCODER_"
 DEFAULT_MODEL = "demo:dinov2-small"
-
-
-def flag(
-    default: Any, help: str, *, alias: tuple[str, ...] = (), choices: tuple[str, ...] = (), per_rank: bool = False
-) -> Any:
-    """A field that is also a flag. `per_rank` fields may differ between ranks."""
-    meta = {"help": help, "alias": alias, "choices": choices, "per_rank": per_rank}
-    return dataclasses.field(default=default, metadata=meta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +68,31 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MediaConfig:
+    allow_private_media_hosts: bool = flag(
+        False,
+        "fetch from private, loopback, link-local and other non-public addresses too; without it, whoever may send "
+        "requests could read the server's own network and its cloud's metadata",
+    )
+    allowed_media_domains: tuple[str, ...] = flag(
+        (),
+        "exact host names that media are fetched from, redirects included, separated by commas or spaces; "
+        "empty allows every public host",
+    )
+    allowed_local_media_path: str | None = flag(
+        None,
+        "folder whose files may be named as file:///absolute/path; symbolic links must stay inside it; without it "
+        "file:// is refused",
+    )
+    media_url_max_file_size_mb: int = flag(
+        64, "largest file behind a URL, in MiB, held to while it arrives; 0 leaves only the other limits"
+    )
+    media_fetch_timeout_s: float = flag(
+        10.0, "longest fetch of one URL, with its wait for a free connection, its redirects and the whole download"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class LimitsConfig:
     max_queued_items: int = flag(1024, "most items accepted and not yet answered, in the whole world; then 429")
     max_inflight_bytes: int = flag(2**30, "most media bytes held at once by the dispatcher; then 503")
@@ -112,6 +130,7 @@ class Config:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
     server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
+    media: MediaConfig = dataclasses.field(default_factory=MediaConfig)
     limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
     lifecycle: LifecycleConfig = dataclasses.field(default_factory=LifecycleConfig)
     observability: ObservabilityConfig = dataclasses.field(default_factory=ObservabilityConfig)
@@ -211,10 +230,11 @@ def _section_type(section: dataclasses.Field[Any]) -> Any:
 
 
 def _value_type(cls: Any, field: dataclasses.Field[Any]) -> type:
+    """One of str, int, float, bool, or tuple (of str)."""
     hint = typing.get_type_hints(cls)[field.name]
     if isinstance(hint, types.UnionType):
         hint = next(a for a in typing.get_args(hint) if a is not type(None))
-    return typing.cast(type, hint)
+    return typing.cast(type, typing.get_origin(hint) or hint)
 
 
 def flag_fields() -> list[tuple[str, Any, dataclasses.Field[Any]]]:
@@ -243,13 +263,16 @@ def _parser() -> _Parser:
     )
     for _, cls, field in flag_fields():
         names = [flag_name(field), *field.metadata["alias"]]
+        kind = _value_type(cls, field)
+        default = "none" if field.default in (None, ()) else value_text(field.default)
         parser.add_argument(
             *names,
             dest=field.name,
-            type=_value_type(cls, field),
+            type=READERS.get(kind, kind),
             choices=field.metadata["choices"] or None,
             default=None,
-            help=f"{field.metadata['help']} (default: {field.default}; env {env_name(field)})".replace("%", "%%"),
+            help=f"{field.metadata['help']} (default: {default}; env {env_name(field)})".replace("%", "%%"),
+            **ARITY.get(kind, {}),
         )
     parser.add_argument("--check", action="store_true", help="validate, print the resolved configuration, load nothing")
     parser.add_argument("--version", action="version", version=f"spmd_encoder {__version__}")
@@ -263,6 +286,8 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) 
     values: dict[str, Any] = {"faults": env.get(ENV_PREFIX + "FAULTS", "")}
     for _, cls, field in flag_fields():
         value = parsed[field.name]
+        if _value_type(cls, field) is tuple and value is not None:
+            value = tuple(word for words in value for word in words)
         if value is None and (raw := env.get(env_name(field))) is not None:
             value = _from_env(env_name(field), raw, _value_type(cls, field), field.metadata["choices"])
         values[field.name] = field.default if value is None else value
@@ -273,9 +298,10 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) 
 
 def _from_env(name: str, raw: str, kind: type, choices: tuple[str, ...]) -> Any:
     try:
-        value = kind(raw)
+        value = READERS.get(kind, kind)(raw)
     except ValueError:
-        raise StartupError(f"{name}: {raw!r} is not a {kind.__name__}", exit_code=2) from None
+        expected = "true or false" if kind is bool else f"a {kind.__name__}"
+        raise StartupError(f"{name}: {raw!r} is not {expected}", exit_code=2) from None
     if choices and value not in choices:
         raise StartupError(f"{name}: {raw!r} is not one of {', '.join(choices)}", exit_code=2)
     return value
@@ -285,20 +311,29 @@ def _build(values: Mapping[str, Any]) -> Config:
     sections = {}
     for section in _sections():
         cls = _section_type(section)
-        sections[section.name] = cls(**{f.name: values[f.name] for f in dataclasses.fields(cls)})
+        given = {field.name: values[field.name] for field in dataclasses.fields(cls)}
+        # JSON has no tuples.
+        sections[section.name] = cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in given.items()})
     return Config(**sections, faults=values.get("faults", ""))
 
 
-_MAY_BE_ZERO = {"port"}
+_MAY_BE_ZERO = frozenset({"port", "media_url_max_file_size_mb"})
 
 
 def _validate(config: Config) -> None:
     for section, _, field in flag_fields():
         value = getattr(getattr(config, section), field.name)
-        if isinstance(value, int | float) and not value > (-1 if field.name in _MAY_BE_ZERO else 0):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and not value > (-1 if field.name in _MAY_BE_ZERO else 0):
             raise StartupError(f"{flag_name(field)} must be positive, not {value}", exit_code=2)
     if not 0 <= config.server.port <= 65535:
         raise StartupError(f"--port must be 0 to 65535, not {config.server.port}", exit_code=2)
+    for domain in config.media.allowed_media_domains:
+        if set(domain) & set("/*@?#%[]\\") or domain.count(":") == 1:
+            raise StartupError(
+                f"--allowed-media-domains takes exact host names, not {domain!r}: no scheme, port, path or wildcard",
+                exit_code=2,
+            )
 
 
 def validate_layout(config: Config, world_size: int) -> tuple[int, int]:
@@ -323,7 +358,7 @@ def flags_table() -> str:
         text = field.metadata["help"]
         if field.metadata["choices"]:
             text += " (" + ", ".join(field.metadata["choices"]) + ")"
-        default = "" if field.default is None else f"`{field.default}`"
+        default = "" if field.default in (None, ()) else f"`{value_text(field.default)}`"
         lines.append(f"| {names} | {default} | `{env_name(field)}` | {text} |")
     return "\n".join(lines) + "\n"
 

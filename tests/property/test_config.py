@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spmd_encoder.config import Config, env_name, flag_fields, flag_name, parse_config
+from spmd_encoder.flags import value_text
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
 
@@ -18,6 +19,12 @@ def values(field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
         return st.sampled_from(field.metadata["choices"])
     if field.name == "port":
         return st.integers(0, 65535)
+    if isinstance(field.default, bool):
+        return st.booleans()
+    if isinstance(field.default, tuple):
+        return st.lists(st.from_regex(r"[a-z0-9][a-z0-9-]{0,9}(\.[a-z]{1,5}){0,2}", fullmatch=True), max_size=3).map(
+            tuple
+        )
     if isinstance(field.default, int) or field.name == "dp_size":
         return st.integers(1, 2**40)
     if isinstance(field.default, float):
@@ -32,8 +39,8 @@ FIELDS = {field.name: field for _, _, field in flag_fields()}
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=50, deadline=None)
 @given(chosen, st.sets(st.sampled_from(sorted(FIELDS))))
 def test_flags_environment_and_json_agree(values: dict[str, Any], by_flag: set[str]) -> None:
-    argv = [f"{flag_name(FIELDS[name])}={value}" for name, value in values.items() if name in by_flag]
-    environ = {env_name(FIELDS[name]): str(value) for name, value in values.items() if name not in by_flag}
+    argv = [f"{flag_name(FIELDS[name])}={value_text(value)}" for name, value in values.items() if name in by_flag]
+    environ = {env_name(FIELDS[name]): value_text(value) for name, value in values.items() if name not in by_flag}
     config, _ = parse_config(argv, environ)
     flat = config.flat()
     assert {name: flat[name] for name in values} == values

@@ -1,4 +1,4 @@
-"""Flags, their environment twins, and what the launcher's environment says."""
+"""Flags and their environment twins."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from spmd_encoder.config import (
     validate_layout,
 )
 from spmd_encoder.errors import StartupError
+from spmd_encoder.flags import value_text
 
 FIELDS = [pytest.param(section, field, id=field.name) for section, _, field in flag_fields()]
 
@@ -43,6 +44,10 @@ def usage_error(argv: Sequence[str], environ: dict[str, str] | None = None) -> s
 def another_value(field: dataclasses.Field[Any]) -> Any:
     if field.metadata["choices"]:
         return next(c for c in field.metadata["choices"] if c != field.default)
+    if isinstance(field.default, bool):
+        return not field.default
+    if isinstance(field.default, tuple):
+        return ("one.example", "2001:db8::1")
     if isinstance(field.default, int | float):
         return field.default + 1
     return 7 if field.name == "dp_size" else "something-else"
@@ -59,21 +64,21 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(("section", "field"), FIELDS)
 def test_every_flag_has_an_environment_twin_and_wins_over_it(section: str, field: dataclasses.Field[Any]) -> None:
     wanted = another_value(field)
-    environ = {env_name(field): str(wanted)}
+    environ = {env_name(field): value_text(wanted)}
     assert env_name(field) == ENV_PREFIX + flag_name(field)[2:].upper().replace("-", "_")
 
     from_env, _ = parse_config([], environ)
     assert getattr(getattr(from_env, section), field.name) == wanted
-    from_flag, _ = parse_config([flag_name(field), str(wanted)], {})
+    from_flag, _ = parse_config([flag_name(field), value_text(wanted)], {})
     assert from_flag == from_env
     assert from_flag != Config()
     if field.default is not None:
-        assert parse_config([flag_name(field), str(field.default)], environ)[0] == Config()
+        assert parse_config([flag_name(field), value_text(field.default)], environ)[0] == Config()
 
 
 @pytest.mark.parametrize(("section", "field"), FIELDS)
 def test_aliases_mean_the_same(section: str, field: dataclasses.Field[Any]) -> None:
-    wanted = str(another_value(field))
+    wanted = value_text(another_value(field))
     for alias in field.metadata["alias"]:
         assert parse_config([alias, wanted], {}) == parse_config([flag_name(field), wanted], {})
 
@@ -108,6 +113,13 @@ def test_no_two_flags_share_a_name() -> None:
         (["--request-timeout-s", "-0.5"], "--request-timeout-s"),
         (["--request-timeout-s", "nan"], "--request-timeout-s"),
         (["--drain-deadline-s", "0"], "--drain-deadline-s"),
+        (["--allow-private-media-hosts", "maybe"], "maybe"),
+        (["--allow-private-media-hosts="], "--allow-private-media-hosts"),
+        (["--media-url-max-file-size-mb", "-1"], "--media-url-max-file-size-mb"),
+        (["--allowed-media-domains", "good.example", "https://bad.example"], "https://bad.example"),
+        (["--allowed-media-domains", "*.example"], "*.example"),
+        (["--allowed-media-domains", "bad.example:8080"], "bad.example:8080"),
+        (["--allowed-media-domains", "[2001:db8::1]"], "[2001:db8::1]"),
     ],
 )
 def test_a_bad_flag_is_one_sentence(argv: list[str], named: str) -> None:
@@ -121,6 +133,8 @@ def test_a_bad_flag_is_one_sentence(argv: list[str], named: str) -> None:
         ("SPMD_ENCODER_PORT", ""),
         ("SPMD_ENCODER_STALL_TIMEOUT_S", "soon"),
         ("SPMD_ENCODER_DTYPE", "float8"),
+        ("SPMD_ENCODER_ALLOW_PRIVATE_MEDIA_HOSTS", "maybe"),
+        ("SPMD_ENCODER_ALLOW_PRIVATE_MEDIA_HOSTS", ""),
     ],
 )
 def test_a_bad_environment_value_names_its_variable(name: str, value: str) -> None:
@@ -133,8 +147,43 @@ def test_a_flag_hides_a_bad_environment_value() -> None:
     assert parse_config(["--port", "1"], {"SPMD_ENCODER_PORT": "eighty"})[0].server.port == 1
 
 
-def test_port_zero_is_allowed() -> None:
+def test_zero_where_it_means_something() -> None:
     assert parse_config(["--port", "0"], {})[0].server.port == 0
+    assert parse_config(["--media-url-max-file-size-mb", "0"], {})[0].media.media_url_max_file_size_mb == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "wanted"),
+    [
+        ([], False),
+        (["--allow-private-media-hosts"], True),
+        (["--allow-private-media-hosts", "--port", "1"], True),
+        (["--allow-private-media-hosts=yes"], True),
+        (["--allow-private-media-hosts", "1"], True),
+        (["--allow-private-media-hosts=False"], False),
+        (["--allow-private-media-hosts", "off"], False),
+    ],
+)
+def test_a_boolean_flag_alone_is_true_and_takes_words(argv: list[str], wanted: bool) -> None:
+    assert parse_config(argv, {})[0].media.allow_private_media_hosts is wanted
+    if argv:
+        environ = {"SPMD_ENCODER_ALLOW_PRIVATE_MEDIA_HOSTS": str(not wanted)}
+        assert parse_config(argv, environ)[0].media.allow_private_media_hosts is wanted
+
+
+@pytest.mark.parametrize(
+    ("argv", "wanted"),
+    [
+        (["--allowed-media-domains", "a.example", "b.example"], ("a.example", "b.example")),
+        (["--allowed-media-domains=a.example,b.example"], ("a.example", "b.example")),
+        (["--allowed-media-domains", "a.example, b.example", "--port", "1"], ("a.example", "b.example")),
+        (["--allowed-media-domains", ""], ()),
+        (["--allowed-media-domains"], ()),
+    ],
+)
+def test_a_list_takes_commas_and_spaces(argv: list[str], wanted: tuple[str, ...]) -> None:
+    environ = {"SPMD_ENCODER_ALLOWED_MEDIA_DOMAINS": "c.example"}
+    assert parse_config(argv, environ)[0].media.allowed_media_domains == wanted
 
 
 def test_faults_come_from_the_environment_only() -> None:
@@ -146,7 +195,7 @@ def test_the_digest_is_stable_and_tells_configurations_apart() -> None:
     assert Config().digest() == Config().digest() == Config.from_json(Config().to_json()).digest()
     digests = {Config().digest()}
     for _, _, field in flag_fields():
-        digests.add(parse_config([flag_name(field), str(another_value(field))], {})[0].digest())
+        digests.add(parse_config([flag_name(field), value_text(another_value(field))], {})[0].digest())
     digests.add(dataclasses.replace(Config(), faults="x").digest())
     assert len(digests) == len(flag_fields()) + 2
 

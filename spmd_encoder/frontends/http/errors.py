@@ -17,6 +17,8 @@ STATUS = MappingProxyType(
         ErrorCode.TOO_LARGE: 413,
         ErrorCode.MEDIA_UNSUPPORTED: 415,
         ErrorCode.MEDIA_CORRUPT: 422,
+        ErrorCode.FETCH_FORBIDDEN: 403,
+        ErrorCode.FETCH_FAILED: 422,
         ErrorCode.QUEUE_FULL: 429,
         ErrorCode.OVERLOADED: 503,
         ErrorCode.NOT_READY: 503,

@@ -1,0 +1,48 @@
+"""How a flag is declared, and how its value is written on a command line and in the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+_BOOLEANS = MappingProxyType(
+    {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+)
+
+
+def flag(
+    default: Any, help: str, *, alias: tuple[str, ...] = (), choices: tuple[str, ...] = (), per_rank: bool = False
+) -> Any:
+    """A field that is also a flag. `per_rank` fields may differ between ranks."""
+    meta = {"help": help, "alias": alias, "choices": choices, "per_rank": per_rank}
+    return dataclasses.field(default=default, metadata=meta)
+
+
+def boolean(text: str) -> bool:
+    """Raises ValueError where `text` says neither yes nor no."""
+    if text.lower() not in _BOOLEANS:
+        raise ValueError(text)
+    return _BOOLEANS[text.lower()]
+
+
+def words(text: str) -> tuple[str, ...]:
+    """A list's entries, separated by commas or spaces."""
+    return tuple(text.replace(",", " ").split())
+
+
+def value_text(value: Any) -> str:
+    """A value as it is written in a flag or variable."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+READERS: Mapping[type, Callable[[str], Any]] = MappingProxyType({bool: boolean, tuple: words})
+"""What makes a value from its text, where that is not the type itself."""
+
+ARITY: Mapping[type, Mapping[str, Any]] = MappingProxyType(
+    {bool: {"nargs": "?", "const": True, "metavar": "true|false"}, tuple: {"nargs": "*", "metavar": "NAME"}}
+)
+"""In argparse's terms: a flag alone says true and may say more (`--flag=false`); a list takes any number of words."""
