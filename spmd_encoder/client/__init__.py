@@ -1,0 +1,31 @@
+"""The client: `Client` and `AsyncClient`. It imports nothing of the server, and torch only where it is asked for."""
+
+from spmd_encoder.client.aio import AsyncClient
+from spmd_encoder.client.chunks import ChunkLimits
+from spmd_encoder.client.errors import (
+    BadReplyError,
+    BusyError,
+    EncoderClientError,
+    ItemError,
+    ItemsFailedError,
+    NoReplyError,
+    NoReplyInTimeError,
+    RefusedError,
+)
+from spmd_encoder.client.results import Result
+from spmd_encoder.client.sync import Client
+
+__all__ = [
+    "AsyncClient",
+    "BadReplyError",
+    "BusyError",
+    "ChunkLimits",
+    "Client",
+    "EncoderClientError",
+    "ItemError",
+    "ItemsFailedError",
+    "NoReplyError",
+    "NoReplyInTimeError",
+    "RefusedError",
+    "Result",
+]

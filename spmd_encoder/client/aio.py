@@ -1,0 +1,155 @@
+"""`AsyncClient`: the asyncio driver."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from typing import Any, Self, TypeVar
+
+import httpx
+from numpy.typing import NDArray
+
+from spmd_encoder.client.base import ClientBase
+from spmd_encoder.client.chunks import Chunker
+from spmd_encoder.client.flows import Broken, Flow, Load, OutputKind, Pause, Send
+from spmd_encoder.client.reply import Reply
+from spmd_encoder.client.results import ArrayKind, Result, all_good, stack
+from spmd_encoder.client.sources import ImageLike, Source, reject_single, source_of
+from spmd_encoder.client.transport import Collector, broken, request_arguments
+
+T = TypeVar("T")
+Images = Iterable[ImageLike] | AsyncIterable[ImageLike]
+
+
+class AsyncClient(ClientBase):
+    """The same calls as `Client`, awaited. It belongs to one event loop, and not to a process forked from it.
+
+    `concurrency` holds for all of its calls together. Cancelling a call closes its connections, upon which the
+    server drops what has not begun. Files are read, and pictures written as PNG, in threads.
+    """
+
+    def _open(self) -> None:
+        self._http = httpx.AsyncClient(**self._arguments)
+        self._slots = asyncio.Semaphore(self._concurrency)
+
+    async def encode(
+        self,
+        images: Images,
+        *,
+        output: OutputKind | None = None,
+        as_: ArrayKind = "numpy",
+        raise_on_error: bool = True,
+    ) -> list[Result]:
+        """As `Client.encode`."""
+        reject_single(images)
+        results = [result async for result in self.encode_iter(images, output=output, as_=as_)]
+        return all_good(results) if raise_on_error else results
+
+    def encode_iter(
+        self, images: Images, *, output: OutputKind | None = None, as_: ArrayKind = "numpy"
+    ) -> AsyncIterator[Result]:
+        """As `Client.encode_iter`; `images` may be asynchronous too."""
+        reject_single(images)
+        return self._results(images, output, as_)
+
+    async def embed(self, images: Images) -> NDArray[Any]:
+        """As `Client.embed`."""
+        return stack(await self.encode(images, output="pooled"))
+
+    async def models(self) -> list[dict[str, Any]]:
+        """As `Client.models`."""
+        return await self._run(self._flows.models())
+
+    async def info(self) -> dict[str, Any]:
+        """As `Client.info`."""
+        return await self._run(self._flows.info())
+
+    async def ready(self) -> bool:
+        """As `Client.ready`."""
+        return await self._run(self._flows.ready())
+
+    async def wait_ready(self, timeout_s: float = 600.0) -> None:
+        """As `Client.wait_ready`."""
+        await self._run(self._flows.wait_ready(timeout_s))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _results(self, images: Images, output: OutputKind | None, as_: ArrayKind) -> AsyncIterator[Result]:
+        window: deque[asyncio.Task[list[Result]]] = deque()
+        try:
+            async for chunk in self._chunks(images):
+                if len(window) == self._concurrency:
+                    for result in await window[0]:
+                        yield result
+                    window.popleft()
+                window.append(asyncio.create_task(self._in_turn(self._flows.encode(chunk, output, as_))))
+            while window:
+                for result in await window[0]:
+                    yield result
+                window.popleft()
+        finally:
+            for task in window:
+                task.cancel()
+            await asyncio.gather(*window, return_exceptions=True)
+
+    async def _chunks(self, images: Images) -> AsyncIterator[list[Source]]:
+        chunker = Chunker(self._limits)
+        index = 0
+        async for image in _each(images):
+            if done := chunker.add(source_of(image, index)):
+                yield done
+            index += 1
+        if done := chunker.flush():
+            yield done
+
+    async def _in_turn(self, flow: Flow[T]) -> T:
+        async with self._slots:
+            return await self._run(flow)
+
+    async def _run(self, flow: Flow[T]) -> T:
+        outcome: object = None
+        while True:
+            try:
+                step = flow.send(outcome)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            match step:
+                case Send():
+                    outcome = await self._send(step)
+                case Pause():
+                    outcome = None
+                    await asyncio.sleep(step.seconds)
+                case Load():
+                    outcome = await asyncio.to_thread(step.run)
+
+    async def _send(self, step: Send) -> Reply | Broken:
+        try:
+            async with (
+                asyncio.timeout(step.deadline - time.monotonic()),
+                self._http.stream(**request_arguments(step.request, step.deadline)) as response,
+            ):
+                body = Collector(response, step.deadline)
+                async for piece in response.aiter_raw():
+                    body.add(piece)
+                return body.reply()
+        except (httpx.TransportError, TimeoutError) as error:
+            return broken(error, step)
+
+
+async def _each(images: Images) -> AsyncIterator[ImageLike]:
+    if isinstance(images, AsyncIterable):
+        async for image in images:
+            yield image
+    else:
+        for image in images:
+            yield image

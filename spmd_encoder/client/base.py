@@ -1,0 +1,50 @@
+"""What `Client` and `AsyncClient` have in common: their arguments."""
+
+from __future__ import annotations
+
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from spmd_encoder.client.chunks import ChunkLimits
+from spmd_encoder.client.flows import Flows
+from spmd_encoder.client.transport import client_arguments
+
+DEFAULT_URL = "http://127.0.0.1:30000"
+
+
+class ClientBase(ABC):
+    """The arguments of both clients.
+
+    `url`: the server's address. `timeout_s`: for one request with its retries. `retries`: further attempts after
+    429, 503, a connection that could not be made or one that broke. `concurrency`: requests at a time. `limits`:
+    pictures and bytes per request. `model`: if given, the server must serve it. `headers`: sent with every request,
+    for example `{"authorization": "Bearer ..."}`. `verify`: as httpx has it, for https.
+
+    Of a call's pictures at most `concurrency` requests' worth are in memory, with as many replies. Raises
+    ValueError for arguments that make no sense.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        timeout_s: float = 300.0,
+        retries: int = 5,
+        concurrency: int = 8,
+        limits: ChunkLimits | None = None,
+        model: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        verify: ssl.SSLContext | bool = True,
+    ) -> None:
+        if timeout_s <= 0 or retries < 0 or concurrency < 1:
+            raise ValueError("timeout_s must be above 0, retries at least 0, concurrency at least 1")
+        self._flows = Flows(model=model, timeout_s=timeout_s, retries=retries)
+        self._concurrency = concurrency
+        self._limits = limits or ChunkLimits()
+        self._arguments = client_arguments(url, headers, verify, concurrency)
+        self._open()
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Make the driver's connection pool, from `_arguments`."""

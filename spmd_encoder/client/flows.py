@@ -1,0 +1,180 @@
+"""Everything that is not I/O: what each call sends, when it tries again, what it makes of replies.
+
+A flow is a generator. It yields steps (`Send`, `Pause`, `Load`) and is sent their outcomes; what it returns is the
+call's value. `sync` and `aio` are the two drivers that carry the steps out.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from spmd_encoder.client.errors import BadReplyError, ItemError, NoReplyError, NoReplyInTimeError
+from spmd_encoder.client.reply import SAFETENSORS, Reply, failed, json_of, results_of
+from spmd_encoder.client.results import ArrayKind, Result
+from spmd_encoder.client.retry import RETRYABLE_STATUSES, RetryPolicy, retry_after_s
+from spmd_encoder.client.sources import Source
+
+OutputKind = Literal["tokens", "pooled"]
+
+_POLL_S = 0.25
+# A look at readiness that hangs must not use up the whole wait.
+_LOOK_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """`files` go as `multipart/form-data`, `content` as it is."""
+
+    method: str
+    path: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+    files: Sequence[bytes] = ()
+
+
+@dataclass(frozen=True)
+class Send:
+    """Its outcome is a `Reply` or `Broken`. `deadline` is in the clock's seconds."""
+
+    request: Request
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Pause:
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Load:
+    """Its outcome has each picture's bytes or its error. It blocks: not for an event loop."""
+
+    sources: Sequence[Source]
+
+    def run(self) -> list[bytes | ItemError]:
+        return [_loaded(source) for source in self.sources]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """No whole reply came: `is_late` where time was over, else the connection could not be made or broke."""
+
+    why: str
+    is_late: bool = False
+
+
+T = TypeVar("T")
+Step: TypeAlias = Send | Pause | Load
+Flow: TypeAlias = Generator[Step, Any, T]
+"""What is sent in is each step's outcome."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flows:
+    """`timeout_s` bounds one request with all its retries; `clock` and `rng` are for tests."""
+
+    model: str | None = None
+    timeout_s: float = 300.0
+    retries: int = 5
+    clock: Callable[[], float] = time.monotonic
+    rng: random.Random = field(default_factory=random.Random)
+
+    def encode(self, chunk: Sequence[Source], output: OutputKind | None, array_kind: ArrayKind) -> Flow[list[Result]]:
+        """One request; a picture that cannot be read fails alone."""
+        if chunk[0].url is not None:
+            reply = yield from self._exchange(_json_request(chunk, self.model, output))
+            return results_of(reply, chunk, array_kind)
+        loaded: list[bytes | ItemError] = yield Load(chunk)
+        results = {error.index: failed(error) for error in loaded if isinstance(error, ItemError)}
+        files = [data for data in loaded if isinstance(data, bytes)]
+        sent = [source for source in chunk if source.index not in results]
+        if files:
+            reply = yield from self._exchange(_file_request(files, self.model, output))
+            results |= {result.index: result for result in results_of(reply, sent, array_kind)}
+        return [results[source.index] for source in chunk]
+
+    def models(self) -> Flow[list[dict[str, Any]]]:
+        reply = yield from self._exchange(Request(method="GET", path="/v1/models"))
+        listed = json_of(reply).get("data")
+        if not isinstance(listed, list) or not all(isinstance(model, dict) for model in listed):
+            raise BadReplyError("the reply has no list of models")
+        return listed
+
+    def info(self) -> Flow[dict[str, Any]]:
+        reply = yield from self._exchange(Request(method="GET", path="/info"))
+        return json_of(reply)
+
+    def ready(self) -> Flow[bool]:
+        """One look; a server that does not answer is not ready."""
+        why = yield from self._look(self.clock() + _LOOK_S)
+        return why is None
+
+    def wait_ready(self, timeout_s: float) -> Flow[None]:
+        deadline = self.clock() + timeout_s
+        while True:
+            why = yield from self._look(min(deadline, self.clock() + _LOOK_S))
+            if why is None:
+                return
+            if self.clock() + _POLL_S >= deadline:
+                raise NoReplyInTimeError(f"the server was not ready within {timeout_s:g} s; at last: {why}")
+            yield Pause(_POLL_S)
+
+    def _look(self, deadline: float) -> Flow[str | None]:
+        """None where the server is ready, else why not."""
+        outcome: Reply | Broken = yield Send(Request(method="GET", path="/health/ready"), deadline)
+        if isinstance(outcome, Broken):
+            return outcome.why
+        return None if outcome.status == 200 else f"HTTP {outcome.status}"
+
+    def _exchange(self, request: Request) -> Flow[Reply]:
+        """The reply, after as many attempts as are allowed: to encode twice does no harm."""
+        policy = RetryPolicy(self.retries, self.clock() + self.timeout_s, self.rng)
+        while True:
+            outcome: Reply | Broken = yield Send(request, policy.deadline)
+            wish = None
+            if isinstance(outcome, Reply):
+                if outcome.status not in RETRYABLE_STATUSES:
+                    return outcome
+                wish = retry_after_s(outcome.headers)
+            elif outcome.is_late:
+                raise NoReplyInTimeError(f"no reply to {request.path} within {self.timeout_s:g} s ({outcome.why})")
+            pause_s = policy.pause_s(self.clock(), wish)
+            if pause_s is not None:
+                yield Pause(pause_s)
+            elif isinstance(outcome, Reply):
+                return outcome
+            else:
+                raise NoReplyError(f"no reply to {request.path} in {policy.used + 1} attempts: {outcome.why}")
+
+
+def _loaded(source: Source) -> bytes | ItemError:
+    try:
+        return source.load()
+    except ItemError as error:
+        return error
+
+
+def _file_request(files: Sequence[bytes], model: str | None, output: OutputKind | None) -> Request:
+    """One file is the body itself, several are parts; never base64."""
+    options = {"model": model, "output": output}
+    params = {name: value for name, value in options.items() if value is not None}
+    if len(files) > 1:
+        return Request(
+            method="POST", path="/v1/encode", params=params, headers={"accept": SAFETENSORS}, files=tuple(files)
+        )
+    headers = {"accept": SAFETENSORS, "content-type": "application/octet-stream"}
+    return Request(method="POST", path="/v1/encode", params=params, headers=headers, content=files[0])
+
+
+def _json_request(chunk: Sequence[Source], model: str | None, output: OutputKind | None) -> Request:
+    body: dict[str, object] = {"items": [{"image": source.url} for source in chunk]}
+    body |= {name: value for name, value in {"model": model, "output": output}.items() if value is not None}
+    headers = {"accept": SAFETENSORS, "content-type": "application/json"}
+    return Request(method="POST", path="/v1/encode", headers=headers, content=msgspec.json.encode(body))

@@ -1,0 +1,99 @@
+"""What a caller gets per picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from spmd_encoder.client.errors import BadReplyError, ItemError, ItemsFailedError
+from spmd_encoder.client.safetensors import Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+ArrayKind = Literal["numpy", "torch"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Result:
+    """One picture's outcome: an embedding, or `error`.
+
+    `index` counts the call's pictures and `name` is the path or URL (`images[3]` where there is none). `shape` is
+    `[num_tokens, dim]` or `[dim]`; `dtype` the server's, also where `embedding` is wider; `grid` is `(t, h, w)` in
+    patches where the model has one; `digest` is `sha256:<hex>` of the file as sent; `replica` names the replica
+    that answered, as the reply's header has it (`0,1` where the request's pictures met several).
+    `np.asarray(result)` works too.
+    """
+
+    index: int
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    grid: tuple[int, int, int] | None = None
+    num_tokens: int = 0
+    digest: str = ""
+    replica: str | None = None
+    error: ItemError | None = None
+    data: bytes = b""
+    """The embedding's little-endian C-order bytes in `dtype`."""
+    array_kind: ArrayKind = "numpy"
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    @property
+    def embedding(self) -> Any:
+        """A new numpy array, or a torch tensor where the call said `as_="torch"`.
+
+        numpy has no bfloat16: there it becomes float32, which is exact. Raises this picture's `ItemError`.
+        """
+        return self.numpy() if self.array_kind == "numpy" else self.torch()
+
+    def numpy(self) -> NDArray[np.floating[Any]]:
+        """The embedding as a numpy array. Raises this picture's `ItemError`."""
+        if self.error is not None:
+            raise self.error
+        if self.dtype == "bfloat16":  # the upper half of a float32
+            values = (np.frombuffer(self.data, "<u2").astype("<u4") << 16).view("<f4")
+        else:
+            values = np.frombuffer(self.data, np.dtype(self.dtype).newbyteorder("<")).copy()
+        return values.reshape(self.shape)
+
+    def torch(self) -> torch.Tensor:
+        """The embedding as a CPU tensor in the server's dtype. Raises this picture's `ItemError`."""
+        import torch
+
+        if self.error is not None:
+            raise self.error
+        dtype = getattr(torch, self.dtype)
+        if not self.data:  # frombuffer takes no empty buffer
+            return torch.empty(self.shape, dtype=dtype)
+        return torch.frombuffer(bytearray(self.data), dtype=dtype).reshape(self.shape)
+
+    def tensor(self) -> Tensor:
+        """As it goes into a safetensors file."""
+        return Tensor(self.dtype, self.shape, self.data)
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self.numpy(), dtype=dtype)
+
+
+def all_good(results: list[Result]) -> list[Result]:
+    """Raises `ItemsFailedError` where one of them failed."""
+    if any(result.error is not None for result in results):
+        raise ItemsFailedError(results)
+    return results
+
+
+def stack(results: Sequence[Result]) -> NDArray[Any]:
+    """Pooled vectors as `[n, dim]`. Raises `BadReplyError` where they are no vectors of one size."""
+    if not results:
+        return np.empty((0, 0), np.float32)
+    if len({result.shape for result in results}) > 1 or len(results[0].shape) != 1:
+        raise BadReplyError("the server gave no pooled vectors of one size")
+    return np.stack([result.numpy() for result in results])

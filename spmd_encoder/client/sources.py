@@ -1,0 +1,92 @@
+"""What a caller may pass as a picture, and how it becomes bytes for the wire."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from PIL import Image
+
+from spmd_encoder.client.errors import ItemError
+
+ImageLike: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image
+"""A path, a file's bytes, a PIL picture, or a URL (`http:`, `https:` or `data:`)."""
+
+UNREADABLE = "UNREADABLE"
+_URL = re.compile(r"(https?://|data:)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One picture before it is read. `size_bytes` is what it is expected to take on the wire; `url` or `read` is set.
+
+    A URL is fetched by the server, never here.
+    """
+
+    index: int
+    name: str
+    size_bytes: int
+    url: str | None = None
+    read: Callable[[], bytes] | None = None
+
+    def load(self) -> bytes:
+        """The file's bytes. Blocks. Raises `ItemError` UNREADABLE."""
+        assert self.read is not None, "a URL has no bytes here"
+        try:
+            data = self.read()
+        except OSError as error:
+            raise self.failure(error.strerror or type(error).__name__) from None
+        except (ValueError, Image.DecompressionBombError) as error:  # Pillow's for a mode or size that PNG lacks
+            raise self.failure(f"it cannot be written as PNG: {error}") from None
+        if not data:
+            raise self.failure("it is empty")
+        return data
+
+    def failure(self, why: str) -> ItemError:
+        return ItemError(why, code=UNREADABLE, index=self.index, name=self.name)
+
+
+def source_of(image: ImageLike, index: int) -> Source:
+    """Raises TypeError for what is no picture; a file is opened only when its turn comes."""
+    nameless = f"images[{index}]"
+    match image:
+        case str() if _URL.match(image):
+            name = image if image[:5].lower() != "data:" else nameless
+            return Source(index, name, len(image), url=image)
+        case str() | os.PathLike():
+            path = os.fspath(image)
+            return Source(index, path, _file_size(path), read=lambda: Path(path).read_bytes())
+        case bytes() | bytearray() | memoryview():
+            return Source(index, nameless, len(image), read=lambda: bytes(image))
+        case Image.Image():
+            raw_bytes = image.width * image.height * len(image.getbands())
+            return Source(index, nameless, raw_bytes, read=lambda: _png(image))
+        case _:
+            raise TypeError(
+                f"{nameless} is a {type(image).__name__}; a picture is a path, bytes, a PIL.Image or a URL string"
+            )
+
+
+def reject_single(images: object) -> None:
+    """Raises TypeError where one picture came in the place of a list of pictures."""
+    if isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image):
+        raise TypeError(f"expected a list of pictures, got one {type(images).__name__}; put it in a list: [picture]")
+
+
+def _file_size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except (OSError, ValueError):  # said when it is read
+        return 0
+
+
+def _png(image: Image.Image) -> bytes:
+    """Lossless and quick: the time goes into the encoder, not into the size."""
+    out = io.BytesIO()
+    image.save(out, "PNG", compress_level=1)
+    return out.getvalue()

@@ -1,0 +1,142 @@
+"""`Client`: the blocking driver, with threads for many pictures."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self, TypeVar
+
+import httpx
+from numpy.typing import NDArray
+
+from spmd_encoder.client.base import ClientBase
+from spmd_encoder.client.chunks import chunked
+from spmd_encoder.client.flows import Broken, Flow, Load, OutputKind, Pause, Send
+from spmd_encoder.client.reply import Reply
+from spmd_encoder.client.results import ArrayKind, Result, all_good, stack
+from spmd_encoder.client.sources import ImageLike, reject_single
+from spmd_encoder.client.transport import Collector, broken, request_arguments
+
+T = TypeVar("T")
+
+
+class Client(ClientBase):
+    """The blocking client; threads may share it.
+
+    It survives a fork: every process makes connections of its own at its first call. Close it, or use it in `with`.
+    """
+
+    def _open(self) -> None:
+        self._http, self._pid = httpx.Client(**self._arguments), os.getpid()
+
+    def encode(
+        self,
+        images: Iterable[ImageLike],
+        *,
+        output: OutputKind | None = None,
+        as_: ArrayKind = "numpy",
+        raise_on_error: bool = True,
+    ) -> list[Result]:
+        """One `Result` per picture, in order; `result.embedding` is `[num_tokens, dim]` or `[dim]`.
+
+        `output`: `"tokens"` or `"pooled"`, by default the model's. Where pictures fail, the others are still
+        encoded; then `ItemsFailedError` is raised, which has all results, or with `raise_on_error=False` the
+        results are returned, the bad ones with `error`. Raises another `EncoderClientError` where a request as a
+        whole fails.
+        """
+        reject_single(images)
+        results = list(self.encode_iter(images, output=output, as_=as_))
+        return all_good(results) if raise_on_error else results
+
+    def encode_iter(
+        self, images: Iterable[ImageLike], *, output: OutputKind | None = None, as_: ArrayKind = "numpy"
+    ) -> Iterator[Result]:
+        """Results in order, as they come; a bad picture's has `error`.
+
+        `images` may be a generator of any length: it is read, and files are opened, no further ahead than
+        `concurrency` requests. Raises `EncoderClientError` where a request as a whole fails.
+        """
+        reject_single(images)
+        return self._results(images, output, as_)
+
+    def embed(self, images: Iterable[ImageLike]) -> NDArray[Any]:
+        """Pooled vectors as one array `[n, dim]` in the model's dtype (bfloat16 as float32).
+
+        Raises as `encode` does. For no picture it is `[0, 0]`, since the server was not asked.
+        """
+        return stack(self.encode(images, output="pooled"))
+
+    def models(self) -> list[dict[str, Any]]:
+        """`/v1/models`: name, dtype, outputs, dimension."""
+        return self._run(self._flows.models())
+
+    def info(self) -> dict[str, Any]:
+        """`/info`: version, layout, replicas, processes, configuration."""
+        return self._run(self._flows.info())
+
+    def ready(self) -> bool:
+        """Whether the server takes requests now; False too where it does not answer."""
+        return self._run(self._flows.ready())
+
+    def wait_ready(self, timeout_s: float = 600.0) -> None:
+        """Return when the server takes requests. Raises `NoReplyInTimeError`."""
+        self._run(self._flows.wait_ready(timeout_s))
+
+    def close(self) -> None:
+        if self._pid == os.getpid():
+            self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _results(self, images: Iterable[ImageLike], output: OutputKind | None, as_: ArrayKind) -> Iterator[Result]:
+        window: deque[Future[list[Result]]] = deque()
+        pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="encode")
+        try:
+            for chunk in chunked(images, self._limits):
+                if len(window) == self._concurrency:
+                    yield from window.popleft().result()
+                window.append(pool.submit(self._run, self._flows.encode(chunk, output, as_)))
+            while window:
+                yield from window.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, flow: Flow[T]) -> T:
+        outcome: object = None
+        while True:
+            try:
+                step = flow.send(outcome)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            match step:
+                case Send():
+                    outcome = self._send(step)
+                case Pause():
+                    outcome = None
+                    time.sleep(step.seconds)
+                case Load():
+                    outcome = step.run()
+
+    def _send(self, step: Send) -> Reply | Broken:
+        try:
+            with self._connections().stream(**request_arguments(step.request, step.deadline)) as response:
+                body = Collector(response, step.deadline)
+                for piece in response.iter_raw():
+                    body.add(piece)
+                return body.reply()
+        except (httpx.TransportError, TimeoutError) as error:
+            return broken(error, step)
+
+    def _connections(self) -> httpx.Client:
+        if self._pid != os.getpid():
+            # A parent's connections are left as they are: two processes that read one socket get each other's replies.
+            self._open()
+        return self._http
