@@ -14,9 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from spmd_encoder.config import Config, LaunchEnv, parse_config, read_launch_env, validate_layout
+from spmd_encoder.config import Config, parse_config, process_environ, validate_layout
 from spmd_encoder.distributed.layout import Layout
 from spmd_encoder.errors import StartupError
+from spmd_encoder.launch_env import LaunchEnv, read_launch_env
 from spmd_encoder.observability.logging import Origin, set_up_logging
 
 log = logging.getLogger("spmd_encoder")
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Until the keeper's loop takes over there is nothing to drain.
         for sig in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sig, _end_early)
-        env = read_launch_env()
+        env = read_launch_env(process_environ())
         config, check = parse_config(sys.argv[1:] if argv is None else argv)
         layout = Layout(*validate_layout(config, env.world_size))
         if check:

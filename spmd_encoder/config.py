@@ -160,55 +160,9 @@ class Config:
         return self.model.served_model_name or self.model.model_path
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchEnv:
-    """This rank's place, as torchrun, Slurm or nobody (a world of one) gave it."""
-
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
-    node_rank: int = 0
-    restart_count: int = 0
-    run_id: str = ""
-    master_addr: str = ""
-    master_port: int = 0
-    agent_store: bool = False
-    under_torchrun: bool = False
-    error_file: str | None = None
-
-    @property
-    def spans_nodes(self) -> bool:
-        """Whether other nodes take part, so that addresses must be reachable from there."""
-        return self.world_size != self.local_world_size  # layout-branch: ipc or tcp
-
-    @property
-    def has_launcher(self) -> bool:
-        """Whether one parent process started all ranks of this node."""
-        return self.under_torchrun or self.world_size > 1  # layout-branch: whose pid names the node
-
-
-def read_launch_env(environ: Mapping[str, str] | None = None) -> LaunchEnv:
-    env = os.environ if environ is None else environ
-    try:
-        if "RANK" in env and "WORLD_SIZE" in env:
-            return LaunchEnv(
-                rank=int(env["RANK"]),
-                local_rank=int(env.get("LOCAL_RANK", "0")),
-                world_size=int(env["WORLD_SIZE"]),
-                local_world_size=int(env.get("LOCAL_WORLD_SIZE", "1")),
-                node_rank=int(env.get("GROUP_RANK", "0")),
-                restart_count=int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
-                run_id=env.get("TORCHELASTIC_RUN_ID", ""),
-                master_addr=env.get("MASTER_ADDR", "127.0.0.1"),
-                master_port=int(env.get("MASTER_PORT", "29500")),
-                agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-                under_torchrun="TORCHELASTIC_RUN_ID" in env,
-                error_file=env.get("TORCHELASTIC_ERROR_FILE"),
-            )
-    except ValueError as error:
-        raise StartupError(f"the launcher's environment is not usable: {error}", exit_code=2) from None
-    return LaunchEnv()
+def process_environ() -> Mapping[str, str]:
+    """This process's environment, for those who read the launcher's variables from it."""
+    return os.environ
 
 
 def worker_environ(**changes: str) -> dict[str, str]:

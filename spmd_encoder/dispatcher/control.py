@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from spmd_encoder.observability.logging import SparseLog
 from spmd_encoder.wire.codec import WireError
 from spmd_encoder.wire.messages import PROTOCOL_VERSION, FromKeeper, KeeperHello, ToKeeper
 from spmd_encoder.wire.streams import Listener, Stream
@@ -31,6 +32,7 @@ class ControlServer:
         self._streams: dict[int, Stream[FromKeeper]] = {}
         self._listener: Listener | None = None
         self._serving: set[asyncio.Task[None]] = set()
+        self._strangers = SparseLog(log)
         self.closing = False
 
     async def open(self, *, path: Path | None, host: str) -> str:
@@ -45,6 +47,11 @@ class ControlServer:
     def send(self, rank: int, message: ToKeeper) -> None:
         if (stream := self._streams.get(rank)) is not None:
             stream.send(message)
+
+    def drop(self, rank: int) -> None:
+        """Hang up on a keeper; if it lives it will connect again."""
+        if (stream := self._streams.get(rank)) is not None:
+            stream.close()
 
     def broadcast(self, message: ToKeeper) -> None:
         for stream in self._streams.values():
@@ -70,7 +77,7 @@ class ControlServer:
         try:
             await self._serve(stream)
         except WireError as error:
-            log.warning("control connection closed: %s", error)
+            self._strangers.warning("control connection closed: %s", error)
         finally:
             self._serving.discard(task)
             stream.close()
@@ -81,7 +88,7 @@ class ControlServer:
         except TimeoutError:
             return
         if not isinstance(hello, KeeperHello) or not self._belongs(hello):
-            log.warning("control connection refused: not a keeper of this world")
+            self._strangers.warning("control connection refused: not a keeper of this world")
             return
         self._streams[hello.rank] = stream
         try:

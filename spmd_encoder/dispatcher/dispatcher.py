@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
 TICK_S = 0.05
+SLEPT_S = 1.0
 WINDOW_BATCHES = 3
 """How many full batches a replica has in hand: one runs, one is being prepared, one is on its way."""
 
@@ -91,7 +92,11 @@ class DPDispatcher:
     # -- EncoderService
 
     async def encode(self, request: EncodeRequest) -> Sequence[ItemOutcome]:
-        self._check_open()
+        try:
+            self._check_open()
+        except EncoderError as error:
+            self.metrics.refused(error.code)
+            raise
         now = time.monotonic()
         limit = self._config.limits.request_timeout_s
         budget = limit if request.deadline_s is None else min(request.deadline_s, limit)
@@ -178,9 +183,9 @@ class DPDispatcher:
         self._draining = True
         self._fleet.drain()
         end = time.monotonic() + deadline_s
-        while self._ledger.num_jobs and time.monotonic() < end:
+        while self._ledger.num_items and time.monotonic() < end:
             await asyncio.sleep(TICK_S)
-        cut = self._ledger.num_jobs
+        cut = self._ledger.num_items
         self._apply(self._ledger.fail_all(EncoderError(ErrorCode.DRAINING, "the server ended before this was done")))
         if cut:
             log.error("drain deadline of %.0f s passed with %d items unfinished", deadline_s, cut)
@@ -336,14 +341,19 @@ class DPDispatcher:
 
     async def _tick(self) -> None:
         late_start = self._started_at + self._config.lifecycle.start_deadline_s
+        before = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
+            if (gap_s := now - before - TICK_S) > SLEPT_S:
+                log.warning("this process stood still for %.1f s", gap_s)
+                self._fleet.slept(gap_s)
+            before = now
             self._apply(self._ledger.tick(now))
             for replica, effects in self._fleet.check(now):
                 self._effects(replica, effects)
             for replica in self._fleet.idle_too_long(now, self._config.lifecycle.probe_interval_s):
-                if not self._ledger.load(replica).outstanding_items:
+                if not self._draining and not self._ledger.load(replica).outstanding_items:
                     self._probe(replica)
             if not self._started and now > late_start and self._fleet.count(ReplicaState.READY):
                 self._started = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ from spmd_encoder.dispatcher.liveness import Liveness
 from spmd_encoder.dispatcher.replica import Effect, Replica, ReplicaState
 from spmd_encoder.dispatcher.routing import Load
 from spmd_encoder.distributed.layout import Layout
+from spmd_encoder.observability.logging import SparseLog
 from spmd_encoder.wire.codec import WireError
 from spmd_encoder.wire.messages import (
     PROTOCOL_VERSION,
@@ -44,14 +44,12 @@ class Fleet:
         control: ControlServer,
         work: RouterSocket[FromScheduler],
         liveness: Liveness,
-        token: str,
         config_digest: str,
     ) -> None:
         self._layout = layout
         self._control = control
         self._work = work
         self._liveness = liveness
-        self._token = token
         self._config_digest = config_digest
         self._replicas = [Replica(index, layout.leader_of(index)) for index in layout.replicas]
         self._peers: dict[int, bytes] = {}
@@ -61,6 +59,7 @@ class Fleet:
         self._processes: dict[tuple[int, str], ProcessInfo] = {}
         self._hellos: dict[int, Hello] = {}
         self.versions: dict[str, str] = {}
+        self._strangers = SparseLog(log)
         now = time.monotonic()
         for replica in layout.replicas:
             liveness.epoch_began(replica, 0, now)
@@ -72,7 +71,7 @@ class Fleet:
         try:
             peer, message, frames = await self._work.receive()
         except WireError as error:
-            log.warning("dropped a frame on the work socket: %s", error)
+            self._strangers.warning("dropped a frame on the work socket: %s", error)
             return None
         if isinstance(message, Hello):
             return (message.replica, message, frames) if self._admits(peer, message) else None
@@ -83,9 +82,8 @@ class Fleet:
         return replica, message, frames
 
     def _admits(self, peer: bytes, hello: Hello) -> bool:
-        known = hmac.compare_digest(hello.token.encode(), self._token.encode())
-        if not known or hello.protocol != PROTOCOL_VERSION or hello.config_digest != self._config_digest:
-            log.warning("refused a scheduler that does not belong to this world")
+        if hello.protocol != PROTOCOL_VERSION or hello.config_digest != self._config_digest:
+            self._strangers.warning("refused a scheduler that does not belong to this world")
             return False
         if hello.replica not in self._layout.replicas or hello.epoch != self._replicas[hello.replica].epoch:
             return False
@@ -137,7 +135,11 @@ class Fleet:
                 yield replica, self._worker_exited(replica, message)
             case Progress():
                 self._liveness.progress(
-                    message.rank, message.epoch, beat_age_s=message.beat_age_s, busy_s=message.busy_s
+                    message.rank,
+                    message.epoch,
+                    time.monotonic(),
+                    beat_age_s=message.beat_age_s,
+                    busy_s=message.busy_s,
                 )
             case _:
                 assert_never(message)
@@ -152,6 +154,7 @@ class Fleet:
 
     def keeper_lost(self, rank: int) -> tuple[int, list[Effect]]:
         replica, _ = self._layout.coordinates(rank)
+        self._liveness.keeper_lost(rank)
         for key in [key for key in self._processes if key[0] == rank]:
             del self._processes[key]
         return replica, self._replicas[replica].keeper_lost(rank)
@@ -165,8 +168,18 @@ class Fleet:
         for rank in self._layout.ranks_of(replica):
             self._control.send(rank, message)
 
+    def slept(self, gap_s: float) -> None:
+        """This process stood still for so long (stopped, or starved)."""
+        self._liveness.slept(gap_s)
+        self._last_sign = {replica: sign + gap_s for replica, sign in self._last_sign.items()}
+        self._lost_at = {replica: lost + gap_s for replica, lost in self._lost_at.items()}
+
     def check(self, now: float) -> Iterator[tuple[int, list[Effect]]]:
-        """Replicas that show no progress, and reports that did not come."""
+        """Replicas that show no progress, reports that did not come, keepers that say nothing."""
+        for rank in self._liveness.silent_keepers(now):
+            log.error("the keeper of rank %d says nothing any more; hanging up", rank)
+            self._liveness.keeper_lost(rank)
+            self._control.drop(rank)
         for replica in self._replicas:
             ranks = self._layout.ranks_of(replica.index)
             complaint = self._liveness.complaint(replica.index, ranks, said_hello=replica.said_hello, now=now)

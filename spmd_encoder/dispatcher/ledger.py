@@ -135,6 +135,11 @@ class Ledger:
     def num_jobs(self) -> int:
         return len(self._jobs)
 
+    @property
+    def num_items(self) -> int:
+        """Jobs of callers: all but probes."""
+        return sum(job.new.pinned is None for job in self._jobs.values())
+
     def load(self, replica: int) -> Load:
         entry = self._replicas[replica]
         return Load(entry.tokens, len(entry.jobs))

@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True)
 class Limits:
     """Seconds. `beat_s`: a worker's loop without a sign; `start_beat_s`: the same before its first hello;
-    `load_s`: start to hello; `batch_s`: one order on the compute thread."""
+    `load_s`: start to hello; `batch_s`: one order on the compute thread; `keeper_s`: a keeper that says nothing."""
 
     beat_s: float
     start_beat_s: float
     load_s: float
     batch_s: float
+    keeper_s: float
 
 
 @dataclass
 class _Rank:
+    told_at: float
     epoch: int = -1
     beat_age_s: float = 0.0
     busy_s: float = 0.0
@@ -36,8 +38,22 @@ class Liveness:
         self._since[replica] = (epoch, now)
         self._heard.pop(replica, None)
 
-    def progress(self, rank: int, epoch: int, *, beat_age_s: float, busy_s: float) -> None:
-        self._ranks[rank] = _Rank(epoch, beat_age_s, busy_s)
+    def progress(self, rank: int, epoch: int, now: float, *, beat_age_s: float, busy_s: float) -> None:
+        self._ranks[rank] = _Rank(now, epoch, beat_age_s, busy_s)
+
+    def keeper_lost(self, rank: int) -> None:
+        self._ranks.pop(rank, None)
+
+    def slept(self, gap_s: float) -> None:
+        """We ourselves stood still for so long: nobody else is to blame for it."""
+        self._since = {replica: (epoch, since + gap_s) for replica, (epoch, since) in self._since.items()}
+        self._heard = {replica: heard + gap_s for replica, heard in self._heard.items()}
+        for seen in self._ranks.values():
+            seen.told_at += gap_s
+
+    def silent_keepers(self, now: float) -> list[int]:
+        """Ranks whose keeper, once heard, has said nothing for too long (a stopped process keeps its connection)."""
+        return [rank for rank, seen in self._ranks.items() if now - seen.told_at > self.limits.keeper_s]
 
     def heartbeat(self, replica: int, now: float) -> None:
         self._heard[replica] = now

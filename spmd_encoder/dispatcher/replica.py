@@ -115,7 +115,7 @@ class Replica:
             self.state = self._ended_state()
             self._unreported = None
             return [SettleJobs(tuple(suspects))]
-        if self.state is ReplicaState.GONE or epoch != self.epoch:
+        if self._is_out() or epoch != self.epoch:
             return []
         self.last_reason = reason
         return self._lose(tuple(suspects) if leader else None, fatal=fatal)

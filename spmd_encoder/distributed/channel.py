@@ -19,9 +19,10 @@ class LeaderChannel:
     """Bound by TP-rank 0. `orders` must be sent in number order from the loop thread."""
 
     def __init__(self, context: Context, followers: set[int], token: str, *, path: Path | None, host: str) -> None:
-        self._socket: RouterSocket[FollowerHello] = RouterSocket(context, FollowerHello, path=path, host=host)
+        self._socket: RouterSocket[FollowerHello] = RouterSocket(
+            context, FollowerHello, secret=token, path=path, host=host
+        )
         self._followers = followers
-        self._token = token
         self._names: dict[int, bytes] = {}
 
     @property
@@ -43,7 +44,7 @@ class LeaderChannel:
             peer, hello, _ = await self._socket.receive()
         except WireError:
             return
-        if hello.token == self._token and hello.tp_rank in self._followers:
+        if hello.tp_rank in self._followers:
             self._names[hello.tp_rank] = peer
 
     def send(self, order: Order) -> None:
@@ -59,8 +60,10 @@ class FollowerChannel:
 
     def __init__(self, context: Context, *, address: str, tp_rank: int, token: str) -> None:
         union: Any = Order
-        self._socket: DealerSocket[Order] = DealerSocket(context, union, name=b"tp%d" % tp_rank, address=address)
-        self._socket.send(FollowerHello(token=token, tp_rank=tp_rank))
+        self._socket: DealerSocket[Order] = DealerSocket(
+            context, union, secret=token, name=b"tp%d" % tp_rank, address=address
+        )
+        self._socket.send(FollowerHello(tp_rank=tp_rank))
         self._next = 0
 
     async def receive(self) -> Order:

@@ -7,7 +7,7 @@ that is not tied to the tokens of living members. Protocol, over any key-value s
 2. rank 0 publishes `current`: a start name and the tokens it saw, and rewrites it while tokens change;
 3. a member that finds its own token in `current` acknowledges; when all have, rank 0 judges the facts, writes
    `verdict/<name>`, and every member reads it;
-4. after the collective part of the start, rank 0 closes `outcome/<name>` with "done" by compare-and-set. A member
+4. after the collective part of the start, every rank closes `outcome/<name>` with "done" by compare-and-set. A member
    that was started anew in between closes it with "abort" instead, which sends everybody back to 1.
 
 A token is `<keeper id>/<attempt>`: the keeper's id tells a worker that was started anew within this start of the

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from spmd_encoder.api.types import ProcessInfo
-from spmd_encoder.config import Config, LaunchEnv
+from spmd_encoder.config import Config
 from spmd_encoder.distributed.layout import Layout
 from spmd_encoder.errors import StartupError
 from spmd_encoder.keeper.control_client import ControlClient, DispatcherLostError
@@ -25,6 +25,7 @@ from spmd_encoder.keeper.run_dir import RunDir
 from spmd_encoder.keeper.signals import Signals
 from spmd_encoder.keeper.starter import ForkStarter, SpawnStarter, Starter
 from spmd_encoder.keeper.store import StoreHost
+from spmd_encoder.launch_env import LaunchEnv
 from spmd_encoder.wire.messages import Endpoint, NurseryStarted, Stop, WorkerSpec, WorldRecord
 
 log = logging.getLogger(__name__)
@@ -163,7 +164,7 @@ class Keeper:
             if port is not None:
                 await self._open_front(port)
             await self._store.start()
-            helpers.append(group.create_task(self._worker.run()))
+            helpers += [group.create_task(self._store.run()), group.create_task(self._worker.run())]
             world = await self._world
             await self._settle_election(world)
             stop = await self._control.run(world)

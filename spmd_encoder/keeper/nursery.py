@@ -3,7 +3,9 @@
 `python -m spmd_encoder.keeper.nursery RUN_DIR PARENT RANK CONFIG`. It touches no accelerator and
 starts no thread, so that a fork is safe. A keeper connects to `RUN_DIR/nursery`, passes two descriptors (the child's
 output, the child's end of a socket pair) and reads two lines: the pid, later the exit status. The keeper's hang-up
-(or its half-close) kills the child. It ignores SIGTERM and SIGINT: only keepers end it, by ending themselves.
+(or its half-close) kills the child. A caller that sends `ping` reads `pong`.
+
+It ignores SIGTERM and SIGINT: only keepers end it, by ending themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from spmd_encoder.config import Config, cache_dir
 from spmd_encoder.errors import StartupError
 from spmd_encoder.keeper.child import run_child
 from spmd_encoder.keeper.fate import die_with_parent
-from spmd_encoder.keeper.nursery_name import SOCKET_NAME
+from spmd_encoder.keeper.nursery_name import PING, PONG, SOCKET_NAME
 from spmd_encoder.observability.logging import Origin, set_up_logging
 
 log = logging.getLogger(__name__)
@@ -87,7 +89,10 @@ class Nursery:
             os.close(fd)
 
     def _fork(self, connection: socket.socket, message: bytes, fds: list[int]) -> None:
-        if message != b"fork" or len(fds) != 2 or len(list(Path("/proc/self/task").iterdir())) != 1:
+        if message == PING:
+            connection.sendall(PONG)
+            connection.close()
+        elif message != b"fork" or len(fds) != 2 or len(list(Path("/proc/self/task").iterdir())) != 1:
             # More than one thread: a fork could copy a lock that nobody will ever release.
             connection.close()
         elif (pid := os.fork()) == 0:

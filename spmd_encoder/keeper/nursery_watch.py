@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from pathlib import Path
 from spmd_encoder.api.types import ProcessInfo
 from spmd_encoder.config import Config
 from spmd_encoder.errors import StartupError
+from spmd_encoder.keeper.nursery_name import PING, PONG, SOCKET_NAME
 from spmd_encoder.keeper.starter import child_environ
 
 log = logging.getLogger(__name__)
@@ -21,6 +24,8 @@ log = logging.getLogger(__name__)
 DEATHS_ALLOWED = 3
 WINDOW_S = 60.0
 END_TIMEOUT_S = 2.0
+PING_S = 2.0
+PING_TIMEOUT_S = 10.0
 
 
 class NurseryWatch:
@@ -32,6 +37,7 @@ class NurseryWatch:
         self._config = config
         self._on_started = on_started
         self._process: asyncio.subprocess.Process | None = None
+        self._ready = False
         self.info: ProcessInfo | None = None
         self.launched = asyncio.Event()
         """Set once the first nursery's process exists (it is not ready yet)."""
@@ -48,6 +54,7 @@ class NurseryWatch:
                 raise StartupError(f"the nursery died {len(deaths)} times within {WINDOW_S:.0f} s", exit_code=4)
 
     async def _live_once(self) -> int:
+        self._ready = False
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -72,12 +79,34 @@ class NurseryWatch:
             if "error" in said:
                 raise StartupError(said["error"], exit_code=said["exit_code"])
             log.info("the nursery is ready (pid %d)", self._process.pid)
-        return await self._process.wait()
+            self._ready = True
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(self._watch(self._process))
+            code = await self._process.wait()
+            watch.cancel()
+        return code
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """End a nursery that does not answer: a stopped one would keep its node from ever healing."""
+        while True:
+            await asyncio.sleep(PING_S)
+            try:
+                async with asyncio.timeout(PING_TIMEOUT_S):
+                    answered = await _ping(self._run_dir / SOCKET_NAME)
+            except TimeoutError:
+                answered = False
+            if not answered and process.returncode is None:
+                log.error("the nursery (pid %d) does not answer; ending it", process.pid)
+                process.kill()
+                return
 
     async def close(self) -> None:
         """Closing its input tells the nursery to end and to reap its children first."""
         if self._process is None or self._process.returncode is not None:
             return
+        if not self._ready:
+            # It has no children yet, and would look at its input only after all its imports.
+            self._process.kill()
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -85,3 +114,13 @@ class NurseryWatch:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+
+
+async def _ping(path: Path) -> bool:
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as caller, contextlib.suppress(OSError):
+        caller.setblocking(False)
+        await loop.sock_connect(caller, str(path))
+        await loop.sock_sendall(caller, PING)
+        return await loop.sock_recv(caller, len(PONG)) == PONG
+    return False

@@ -1,7 +1,7 @@
 """The node's private folder for sockets: shared by the keepers of one launch, removed by the last of them.
 
-Its name is made of what all ranks of a node know without talking: the launcher's process and its restart count. Every
-keeper holds a shared lock on it, so that a folder that nobody holds is known to be left over.
+Its name is made of what all ranks of a node know without talking: the launcher's process, the node and the restart
+count. Every keeper holds a shared lock on it, so that a folder that nobody holds is known to be left over.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from spmd_encoder.config import LaunchEnv
 from spmd_encoder.errors import StartupError
+from spmd_encoder.launch_env import LaunchEnv
 
 _GRACE_S = 60.0
 
@@ -24,7 +24,7 @@ class RunDir:
 
     def __init__(self, env: LaunchEnv) -> None:
         launcher = os.getppid() if env.has_launcher else os.getpid()
-        name = f"{launcher}-{_start_time(launcher)}-{env.restart_count}"
+        name = f"{launcher}-{_start_time(launcher)}-{env.node_rank}-{env.restart_count}"
         self.path = Path(tempfile.gettempdir()) / f"{_prefix()}{name}"
         self.path.mkdir(mode=0o700, exist_ok=True)
         stat = self.path.stat()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from spmd_encoder.config import worker_environ
+from spmd_encoder.errors import StartupError
 from spmd_encoder.keeper.nursery_name import SOCKET_NAME
 from spmd_encoder.wire.messages import ChildSpec, FromWorker
 from spmd_encoder.wire.streams import Stream, over_socket
@@ -21,6 +22,7 @@ from spmd_encoder.wire.streams import Stream, over_socket
 log = logging.getLogger(__name__)
 
 CONNECT_POLL_S = 0.02
+FORK_TIMEOUT_S = 10.0
 KILLED = -int(signal.SIGKILL)
 
 
@@ -149,12 +151,13 @@ class ForkStarter:
         while True:
             wires = _Wires()
             try:
-                pid, nursery = await self._fork(wires)
+                async with asyncio.timeout(FORK_TIMEOUT_S):
+                    pid, nursery = await self._fork(wires)
                 break
-            except OSError as error:
+            except OSError as error:  # also a timeout: a nursery that does not answer is ended by its keeper
                 wires.close_ours()
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"the nursery did not answer: {error}") from None
+                    raise StartupError(f"the nursery did not answer within {self._timeout_s:.0f} s: {error}") from None
                 await asyncio.sleep(CONNECT_POLL_S)
             finally:
                 wires.close_theirs()

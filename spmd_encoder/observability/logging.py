@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from types import MappingProxyType
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,30 @@ class Origin:
         return f"spmd_encoder {self.role} rank={self.rank} dp={self.dp_rank} tp={self.tp_rank}{epoch}"
 
 
+_ESCAPES = MappingProxyType(
+    {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029) if code != ord("\t")}
+)
+
+
+class SparseLog:
+    """Warnings that a stranger can cause: at most one in `every_s`, with the number of those left out."""
+
+    def __init__(self, log: logging.Logger, every_s: float = 5.0) -> None:
+        self._log = log
+        self._every_s = every_s
+        self._next = 0.0
+        self._left_out = 0
+
+    def warning(self, text: str, *args: object) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            self._left_out += 1
+            return
+        more = f" (and {self._left_out} more like it)" if self._left_out else ""
+        self._log.warning(text + more, *args)
+        self._next, self._left_out = now + self._every_s, 0
+
+
 class _TextFormatter(logging.Formatter):
     def __init__(self, origin: Origin) -> None:
         where = f"rank={origin.rank} dp={origin.dp_rank} tp={origin.tp_rank} {origin.role}"
@@ -37,8 +62,9 @@ class _TextFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s.%(msecs)03d %(levelname)s {where} %(message)s", "%Y-%m-%dT%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        # One event, one line: a multi-line message would come apart between ranks.
-        return super().format(record).replace("\n", "\\n")
+        # One event, one line: a multi-line message would come apart between ranks. No control characters either:
+        # what a client or a file said must not steer the terminal of whoever reads the log.
+        return super().format(record).translate(_ESCAPES)
 
 
 class _JsonFormatter(logging.Formatter):

@@ -15,6 +15,9 @@ from spmd_encoder.distributed.layout import Layout
 from spmd_encoder.wire.messages import Endpoint, FromScheduler
 from spmd_encoder.wire.sockets import RouterSocket, new_context
 
+KEEPER_SILENCE = 3
+"""How many stall timeouts a keeper may be silent: it has nothing to compute, but shares a node with those who have."""
+
 
 async def launch_dp_runtime(
     config: Config, layout: Layout, *, run_dir: Path, host: str, stack: AsyncExitStack
@@ -27,7 +30,7 @@ async def launch_dp_runtime(
     context = new_context()
     stack.callback(context.destroy, linger=0)
     work: RouterSocket[FromScheduler] = RouterSocket(
-        context, FromScheduler, path=None if host else run_dir / "work", host=host
+        context, FromScheduler, secret=token, path=None if host else run_dir / "work", host=host
     )
     stack.callback(work.close)
 
@@ -44,13 +47,13 @@ async def launch_dp_runtime(
         start_beat_s=6 * lifecycle.stall_timeout_s,
         load_s=lifecycle.load_timeout_s,
         batch_s=lifecycle.batch_timeout_s,
+        keeper_s=KEEPER_SILENCE * lifecycle.stall_timeout_s,
     )
     fleet = Fleet(
         layout,
         control=control,
         work=work,
         liveness=Liveness(limits),
-        token=token,
         config_digest=config.digest(),
     )
     dispatcher = DPDispatcher(config, layout, fleet)

@@ -136,7 +136,7 @@ async def _build_leader(place: _Place) -> RankLoop:
     engine = TowerEngine(encoder.adapter, worker, pool, faults, max_image_pixels=config.server.max_image_pixels)
     name = f"replica{place.replica}-epoch{spec.epoch}-{spec.keeper_id}".encode()
     dealer: DealerSocket[ToScheduler] = DealerSocket(
-        place.context, ToScheduler, name=name, address=place.world.work_address
+        place.context, ToScheduler, secret=place.world.token, name=name, address=place.world.work_address
     )
     place.stack.callback(dealer.close)
     limits = config.limits
@@ -148,7 +148,6 @@ async def _build_leader(place: _Place) -> RankLoop:
     scheduler = EncoderScheduler(engine, batcher, reply=dealer.send, note=place.pipe.send)
     hello = Hello(
         protocol=PROTOCOL_VERSION,
-        token=place.world.token,
         config_digest=config.digest(),
         replica=place.replica,
         epoch=spec.epoch,
@@ -230,7 +229,7 @@ def _model_info(place: _Place, adapter: FamilyAdapter) -> ModelInfo:
         outputs=adapter.outputs,
         default_output=adapter.default_output,
         modalities=adapter.modalities,
-        embedding_dim=adapter.embedding_dim,
+        embedding_dims=dict(adapter.embedding_dims),
         random_weights=is_random(config.model.model_path) or is_random(place.folder),
         revision=config.model.revision,
     )

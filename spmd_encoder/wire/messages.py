@@ -58,10 +58,9 @@ ToScheduler = Encode | Cancel
 
 
 class Hello(Message, frozen=True):
-    """A replica's leader is up. `token` proves that it belongs to this world."""
+    """A replica's leader is up."""
 
     protocol: int
-    token: str
     config_digest: str
     replica: int
     epoch: int
@@ -214,7 +213,6 @@ Order = RunBatch | StopFollower
 
 
 class FollowerHello(Message, frozen=True):
-    token: str
     tp_rank: int
 
 

@@ -1,4 +1,8 @@
-"""ZMQ sockets with typed messages: a ROUTER that serves peers by name, a DEALER that is one of them."""
+"""ZMQ sockets with typed messages: a ROUTER that serves peers by name, a DEALER that is one of them.
+
+A peer shows the world's secret in the handshake (ZMQ's PLAIN mechanism, RFC 24, judged by ZAP, RFC 27), so that a
+stranger's messages are never read, however large or many. It is a password in the clear, not encryption.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import zmq
 import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
 
 from spmd_encoder.wire.codec import Codec
 from spmd_encoder.wire.messages import Message
@@ -17,6 +22,7 @@ from spmd_encoder.wire.messages import Message
 M = TypeVar("M")
 Frames = Sequence[bytes | memoryview]
 log = logging.getLogger(__name__)
+_DOMAIN, _USER = "spmd_encoder", "member"
 
 
 Context = zmq.asyncio.Context
@@ -30,10 +36,20 @@ def new_context() -> Context:
 
 
 class RouterSocket(Generic[M]):
-    """Bound side. A frame that is no message of `union` is reported by `receive` as WireError."""
+    """Bound side; at most one per context, whose judge of secrets it is. Needs a running loop.
 
-    def __init__(self, context: zmq.asyncio.Context, union: Any, *, path: Path | None = None, host: str = "") -> None:
+    A frame that is no message of `union` is reported by `receive` as WireError.
+    """
+
+    def __init__(
+        self, context: zmq.asyncio.Context, union: Any, *, secret: str, path: Path | None = None, host: str = ""
+    ) -> None:
+        self._gate = AsyncioAuthenticator(context, log=logging.getLogger("zmq.auth"))
+        self._gate.start()
+        self._gate.configure_plain(domain=_DOMAIN, passwords={_USER: secret})
         self._socket = context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.PLAIN_SERVER, 1)
+        self._socket.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
         # A peer that is gone must be an error here, not a silent drop; the window of jobs bounds the queue.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -56,14 +72,19 @@ class RouterSocket(Generic[M]):
         _send(self._socket, [peer, self._codec.encode(message), *frames])
 
     def close(self) -> None:
-        self._socket.close(linger=0)
+        """Idempotent."""
+        if not self._socket.closed:
+            self._socket.close(linger=0)
+            self._gate.stop()
 
 
 class DealerSocket(Generic[M]):
     """Connecting side, known to the ROUTER as `name`."""
 
-    def __init__(self, context: zmq.asyncio.Context, union: Any, *, name: bytes, address: str) -> None:
+    def __init__(self, context: zmq.asyncio.Context, union: Any, *, secret: str, name: bytes, address: str) -> None:
         self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt_string(zmq.PLAIN_USERNAME, _USER)
+        self._socket.setsockopt_string(zmq.PLAIN_PASSWORD, secret)
         self._socket.setsockopt(zmq.ROUTING_ID, name)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)

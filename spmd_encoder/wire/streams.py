@@ -74,7 +74,10 @@ class Pipe:
                 try:
                     left = left[self.sock.send(left) :]
                 except BlockingIOError:
-                    select.select([], [self.sock], [], 1.0)
+                    # Not select.select, which knows no descriptor above 1023.
+                    poll = select.poll()
+                    poll.register(self.sock, select.POLLOUT)
+                    poll.poll(1000.0)
                 except OSError:
                     return  # the keeper has gone; its hang-up ends this process
 

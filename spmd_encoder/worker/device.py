@@ -17,7 +17,10 @@ def pick_device(wanted: str, local_rank: int) -> tuple[torch.device, str]:
     if available:
         count = torch.cuda.device_count()
         if local_rank >= count:
-            raise StartupError(f"local rank {local_rank} has no CUDA device of its own: this node has {count}")
+            raise StartupError(
+                f"local rank {local_rank} has no CUDA device of its own: this node has {count}; start fewer ranks per "
+                "node, or give --device cpu"
+            )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         return device, "nccl"

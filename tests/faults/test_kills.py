@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.harness.load import Load
 from tests.harness.reference import QwenReference
 from tests.harness.world import World, noise_png, off_by, vector
 
-KILLER, RAISER, HANGER, DECODE_KILLER = (noise_png(900 + i, 84, 84) for i in range(4))
+KILLER, RAISER, HANGER, DECODE_KILLER, FLOOD = (noise_png(900 + i, 84, 84) for i in range(5))
 
 
 def digest(picture: bytes) -> str:
@@ -31,6 +32,7 @@ FAULTS = ",".join(
         ("raise", RAISER),
         ("hang", HANGER),
         ("decode-kill", DECODE_KILLER),
+        ("kill", FLOOD),
     )
 )
 
@@ -114,6 +116,27 @@ def test_a_poison_input_costs_at_most_two_deaths(
     assert again.json()["error"]["code"] == "WORKER_DIED"
     world.wait_for("healing", lambda: world.info()["ready"]["replicas_ready"] == 2)
     assert sum(world.epoch(replica) for replica in (0, 1)) - epochs <= 2
+
+
+def test_a_poison_sent_many_times_at_once_costs_two_deaths(world: World, pictures: list[bytes]) -> None:
+    epochs = sum(world.epoch(replica) for replica in (0, 1))
+    with ThreadPoolExecutor(8) as clients:
+        replies = list(clients.map(lambda _: world.post([FLOOD, pictures[0]]), range(8)))
+    for reply in replies:
+        poison, mate = reply.json()["data"]
+        assert (poison["error"]["code"], mate["status"]) == ("WORKER_DIED", "ok"), reply.text[:300]
+    world.wait_for("healing", lambda: world.info()["ready"]["replicas_ready"] == 2)
+    assert sum(world.epoch(replica) for replica in (0, 1)) - epochs <= 2
+
+
+def test_workers_end_by_their_keepers_word_alone(world: World, pictures: list[bytes]) -> None:
+    """SIGTERM and SIGINT reach workers too when a whole process group is signalled."""
+    before = [world.epoch(0), world.epoch(1)]
+    for rank in range(4):
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            os.kill(world.pid("worker", rank), sig)
+    assert len(world.encode(pictures)) == len(pictures)
+    assert [world.epoch(0), world.epoch(1)] == before
 
 
 def test_the_nursery_falls(world: World, pictures: list[bytes], expected: list[np.ndarray[Any, Any]]) -> None:

@@ -14,7 +14,6 @@ from spmd_encoder.config import (
     DEFAULT_MODEL,
     ENV_PREFIX,
     Config,
-    LaunchEnv,
     ParallelConfig,
     cache_dir,
     env_name,
@@ -22,7 +21,6 @@ from spmd_encoder.config import (
     flag_name,
     flags_table,
     parse_config,
-    read_launch_env,
     validate_layout,
 )
 from spmd_encoder.errors import StartupError
@@ -229,52 +227,6 @@ def test_layouts_that_do_not_fit(tp: int, dp: int | None, world: int, named: lis
     assert caught.value.exit_code == 2
     assert "\n" not in caught.value.message
     assert all(word in caught.value.message for word in named)
-
-
-def test_nobody_launched_us() -> None:
-    assert read_launch_env({}) == LaunchEnv()
-    assert read_launch_env({"RANK": "3"}) == LaunchEnv()
-
-
-def test_torchrun_launched_us() -> None:
-    env = read_launch_env(
-        {
-            "RANK": "5",
-            "LOCAL_RANK": "1",
-            "WORLD_SIZE": "8",
-            "LOCAL_WORLD_SIZE": "4",
-            "GROUP_RANK": "1",
-            "TORCHELASTIC_RESTART_COUNT": "2",
-            "TORCHELASTIC_RUN_ID": "abc",
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_ERROR_FILE": "/tmp/e.json",
-            "MASTER_ADDR": "node0",
-            "MASTER_PORT": "1234",
-        }
-    )
-    assert env == LaunchEnv(
-        rank=5,
-        local_rank=1,
-        world_size=8,
-        local_world_size=4,
-        node_rank=1,
-        restart_count=2,
-        run_id="abc",
-        master_addr="node0",
-        master_port=1234,
-        agent_store=True,
-        under_torchrun=True,
-        error_file="/tmp/e.json",
-    )
-
-
-def test_a_plain_launcher_and_a_broken_one() -> None:
-    env = read_launch_env({"RANK": "1", "WORLD_SIZE": "2"})
-    assert (env.rank, env.world_size, env.under_torchrun, env.agent_store) == (1, 2, False, False)
-    with pytest.raises(StartupError) as caught:
-        read_launch_env({"RANK": "one", "WORLD_SIZE": "2"})
-    assert caught.value.exit_code == 2
-    assert "'one'" in caught.value.message
 
 
 def test_cache_dir() -> None:

@@ -60,7 +60,7 @@ MODEL = ModelInfo(
     outputs=(OutputKind.TOKENS,),
     default_output=OutputKind.TOKENS,
     modalities=(Modality.IMAGE,),
-    embedding_dim=4,
+    embedding_dims={OutputKind.TOKENS: 4},
     random_weights=True,
 )
 
@@ -80,11 +80,14 @@ async def until(condition: Callable[[], Any], what: str = "") -> None:
 class Scheduler:
     """A replica's leader as the dispatcher sees it; answers at once unless `held`."""
 
-    def __init__(self, world: World, replica: int, epoch: int = 0, **changes: Any) -> None:
+    def __init__(
+        self, world: World, replica: int, epoch: int = 0, *, secret: str | None = None, **changes: Any
+    ) -> None:
         self.world, self.replica, self.epoch = world, replica, epoch
         self.socket: DealerSocket[Any] = DealerSocket(
             world.context,
             ToScheduler,
+            secret=world.endpoint.token if secret is None else secret,
             name=b"r%d.%d.%d" % (replica, epoch, next(world.ids)),
             address=world.endpoint.work_address,
         )
@@ -97,7 +100,6 @@ class Scheduler:
         self.task = asyncio.create_task(self._serve())
         hello = Hello(
             protocol=PROTOCOL_VERSION,
-            token=world.endpoint.token,
             config_digest=world.config.digest(),
             replica=replica,
             epoch=epoch,
@@ -325,15 +327,19 @@ async def test_an_items_failure_is_its_own(tmp_path: Path) -> None:
 async def test_strangers_on_the_work_socket_disturb_nothing(tmp_path: Path) -> None:
     async with world(tmp_path, dp=2) as w:
         bad = [
-            w.scheduler(0, token="wrong"),
-            w.scheduler(0, token="ü"),
+            w.scheduler(0, secret="wrong"),
+            w.scheduler(0, secret="ü"),
             w.scheduler(0, protocol=PROTOCOL_VERSION + 1),
             w.scheduler(0, config_digest="other"),
             w.scheduler(0, epoch=1),
             w.scheduler(7),
             w.scheduler(-1),
         ]
+        nobody = w.context.socket(zmq.DEALER)
+        nobody.connect(w.endpoint.work_address)
+        await nobody.send_multipart([b"x" * 1000] * 5)
         raw = w.context.socket(zmq.DEALER)
+        raw.plain_username, raw.plain_password = b"member", w.endpoint.token.encode()
         raw.connect(w.endpoint.work_address)
         deep = b"\x82\xa1x" + b"\x91" * 50_000 + b"\x90" + b"\xa4type\xa6Cancel"
         for frames in ([b""], [b"", b""], [b"\xc1"], [os.urandom(100)], [b"\x80"] * 5, [deep]):

@@ -1,0 +1,74 @@
+"""Processes that are stopped, not dead: their connections stay open, and nothing but silence tells."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from tests.harness.reference import QwenReference
+from tests.harness.world import World, noise_png, off_by
+
+PICTURE = noise_png(1, 84, 70)
+
+
+def test_a_stopped_nursery_is_replaced_and_its_node_heals(qwen_tiny: Path) -> None:
+    with World("--model-path", str(qwen_tiny), nproc=2) as world:
+        world.start().wait_ready(replicas=2)
+        old = world.pid("nursery")
+        os.kill(old, signal.SIGSTOP)
+        os.kill(world.pid("worker", 1), signal.SIGKILL)
+        assert len(world.encode([PICTURE])) == 1, "the other replica serves on"
+        world.wait_for("a new nursery", lambda: world.pid("nursery") != old)
+        world.wait_for("healing", lambda: world.epoch(1) >= 1 and world.info()["ready"]["replicas_ready"] == 2)
+        assert f"the nursery (pid {old}) does not answer" in world.log()
+        want = QwenReference(qwen_tiny).tokens(PICTURE)
+        assert all(off_by(got, want) <= 1e-6 for got in world.encode([PICTURE] * 4))
+
+
+def test_a_stopped_keeper_costs_its_replica_until_it_goes_on(qwen_tiny: Path) -> None:
+    with World("--model-path", str(qwen_tiny), "--stall-timeout-s", "1", nproc=2) as world:
+        world.start().wait_ready(replicas=2)
+        keeper = world.pid("keeper", 1)
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            world.wait_for("its loss", lambda: world.info()["replicas"][1]["state"] == "failed")
+            reply = world.post([PICTURE] * 3)
+            assert (reply.status_code, reply.headers["x-spmd-replica"]) == (200, "0")
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+        world.wait_for("its return", lambda: world.info()["ready"]["replicas_ready"] == 2)
+        assert world.epoch(1) >= 1
+        assert world.epoch(0) == 0
+
+
+def test_a_stopped_dispatcher_blames_nobody_when_it_goes_on(qwen_tiny: Path) -> None:
+    with World("--model-path", str(qwen_tiny), "--stall-timeout-s", "1", nproc=2) as world:
+        world.start().wait_ready(replicas=2)
+        os.kill(world.pid("keeper", 0), signal.SIGSTOP)
+        time.sleep(6)
+        os.kill(_keeper_of_rank_0(world), signal.SIGCONT)
+        assert len(world.encode([PICTURE] * 4)) == 4
+        assert "this process stood still" in world.log()
+        assert [world.epoch(0), world.epoch(1)] == [0, 0]
+
+
+def _keeper_of_rank_0(world: World) -> int:
+    return next(seen.pid for seen in world.seen if seen.alive() and seen.name.startswith("spmd_encoder keeper rank=0"))
+
+
+def test_a_world_of_one_survives_its_store(qwen_tiny: Path) -> None:
+    """Where no torchrun agent hosts it; a replica is formed anew through the new one."""
+    with World("--model-path", str(qwen_tiny), torchrun=False) as world:
+        world.start().wait_ready()
+        store = next(seen.pid for seen in world.seen if seen.name.startswith("spmd_encoder store"))
+        os.kill(store, signal.SIGKILL)
+        world.wait_for("a new store", lambda: "the rendezvous store ended with code -9" in world.log())
+        os.kill(world.pid("worker"), signal.SIGKILL)
+        world.wait_for("healing", lambda: world.epoch(0) == 1 and world.info()["ready"]["replicas_ready"] == 1)
+        assert len(world.encode([PICTURE])) == 1
+        world.note_processes()
+        world.terminate()
+        assert world.wait_end() == [0]
+        world.assert_nothing_left()
