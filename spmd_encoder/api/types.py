@@ -85,7 +85,7 @@ ItemOutcome = Embedding | ItemFailure
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """What is served. `max_pixels` etc. live in `CostTable`."""
+    """What is served. `embedding_dims` has the last dimension of each output. `max_pixels` etc. live in `CostTable`."""
 
     name: str
     family: str
@@ -94,9 +94,14 @@ class ModelInfo:
     outputs: tuple[OutputKind, ...]
     default_output: OutputKind
     modalities: tuple[Modality, ...]
-    embedding_dim: int
+    embedding_dims: dict[OutputKind, int]
     random_weights: bool
     revision: str | None = None
+
+    @property
+    def embedding_dim(self) -> int:
+        """The last dimension of the default output."""
+        return self.embedding_dims[self.default_output]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
@@ -33,10 +33,17 @@ class Features:
 
 @dataclass(frozen=True, kw_only=True)
 class TowerOutput:
-    """One item's result: `tokens` `[num_tokens, dim]`, `pooled` `[dim]` where the family has it."""
+    """One item's result: `tokens` `[num_tokens, dim]`, `pooled` `[dim]` where the model has it (its own `dim`)."""
 
     tokens: Tensor
     pooled: Tensor | None = None
+
+    @classmethod
+    def of_batch(cls, tokens: Iterable[Tensor], pooled: Tensor | None) -> list[TowerOutput]:
+        """One per item, out of each item's rows and, where the model has it, `pooled` `[items, dim]`."""
+        if pooled is None:
+            return [cls(tokens=rows) for rows in tokens]
+        return [cls(tokens=rows, pooled=one) for rows, one in zip(tokens, pooled, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +61,20 @@ class FamilyAdapter(ABC):
     model_types: ClassVar[tuple[str, ...]]
     family: ClassVar[str]
     modalities: ClassVar[tuple[Modality, ...]]
-    outputs: ClassVar[tuple[OutputKind, ...]]
-    default_output: ClassVar[OutputKind]
 
-    embedding_dim: int
+    embedding_dims: Mapping[OutputKind, int]
+    """The outputs that this model has, with the last dimension of each."""
     tower_bytes: int
     """Bytes of the parameters that this rank holds."""
+
+    @property
+    def outputs(self) -> tuple[OutputKind, ...]:
+        return tuple(self.embedding_dims)
+
+    @property
+    def default_output(self) -> OutputKind:
+        """Pooled where the model has it, else tokens."""
+        return OutputKind.POOLED if OutputKind.POOLED in self.embedding_dims else OutputKind.TOKENS
 
     @classmethod
     @abstractmethod

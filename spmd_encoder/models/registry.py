@@ -49,6 +49,56 @@ FAMILIES: tuple[FamilyEntry, ...] = (
         tower_keys=("visual.", "model.visual."),
     ),
     FamilyEntry(
+        family="qwen2_vl",
+        model_types=("qwen2_vl",),
+        adapter="spmd_encoder.models.qwen2_vl:Qwen2VLAdapter",
+        preload=(
+            "transformers.models.qwen2_vl.modeling_qwen2_vl",
+            "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
+        ),
+        tower_keys=("visual.", "model.visual."),
+    ),
+    FamilyEntry(
+        family="qwen3_vl",
+        model_types=("qwen3_vl",),
+        adapter="spmd_encoder.models.qwen3_vl:Qwen3VLAdapter",
+        preload=(
+            "transformers.models.qwen3_vl.modeling_qwen3_vl",
+            "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
+        ),
+        tower_keys=("visual.", "model.visual."),
+    ),
+    FamilyEntry(
+        family="clip",
+        model_types=("clip", "clip_vision_model"),
+        adapter="spmd_encoder.models.clip:ClipAdapter",
+        preload=(
+            "transformers.models.clip.modeling_clip",
+            "transformers.models.clip.image_processing_pil_clip",
+        ),
+        tower_keys=("vision_model.", "visual_projection."),
+    ),
+    FamilyEntry(
+        family="siglip",
+        model_types=("siglip", "siglip_vision_model"),
+        adapter="spmd_encoder.models.siglip:SiglipAdapter",
+        preload=(
+            "transformers.models.siglip.modeling_siglip",
+            "transformers.models.siglip.image_processing_pil_siglip",
+        ),
+        tower_keys=("vision_model.",),
+    ),
+    FamilyEntry(
+        family="siglip2",
+        model_types=("siglip2", "siglip2_vision_model"),
+        adapter="spmd_encoder.models.siglip2:Siglip2Adapter",
+        preload=(
+            "transformers.models.siglip2.modeling_siglip2",
+            "transformers.models.siglip2.image_processing_pil_siglip2",
+        ),
+        tower_keys=("vision_model.",),
+    ),
+    FamilyEntry(
         family="dinov2",
         model_types=("dinov2",),
         adapter="spmd_encoder.models.dinov2:Dinov2Adapter",

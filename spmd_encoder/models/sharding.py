@@ -28,6 +28,12 @@ def _call(module: nn.Module, hidden: Tensor) -> Tensor:
     return out
 
 
+def run_batched(module: nn.Module, hidden: Tensor) -> Tensor:
+    """For an attention that takes `[batch, rows, width]` and returns a tuple with the output first."""
+    out: Tensor = module(hidden.unsqueeze(0))[0]
+    return out.squeeze(0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Split:
     """One module whose Linears are cut: `columns` keep a slice of their output rows, `row` of its input columns.

@@ -38,7 +38,7 @@ def write_random(cls: type[PreTrainedModel], config: PreTrainedConfig, processor
 
 def _range(name: str, shape: torch.Size) -> tuple[float, float]:
     """(centre, half width) of a weight's uniform distribution."""
-    if len(shape) == 1:
+    if len(shape) < 2:
         return (0.0, 0.2) if name.endswith("bias") else (1.0, 0.2)
     if shape[0] == 1:  # class token, positions
         return 0.0, 0.5

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import transformers
 from PIL import Image, ImageOps
 
+from spmd_encoder.api.types import OutputKind
 from spmd_encoder.config import cache_dir
 from spmd_encoder.errors import StartupError
 from spmd_encoder.models import demo, demo_dinov2
@@ -143,7 +144,7 @@ def test_the_random_model_is_the_same_on_every_machine(tmp_path: Path, context: 
     folder = resolve_checkpoint("demo:qwen2.5-vl-tiny", None, tmp_path)
     assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == TINY_SHA256
     assert demo.is_random(folder)
-    assert load_adapter(folder, context).embedding_dim == 96
+    assert load_adapter(folder, context).embedding_dims == {OutputKind.TOKENS: 96}
 
 
 def test_random_weights_are_told_from_others(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import transformers
 from PIL import Image
 from torch import Tensor
 
+from spmd_encoder.api.types import OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
 from spmd_encoder.models import registry
 from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, TowerOutput
@@ -26,8 +27,27 @@ TOLERANCE = 1e-6
 Reference = Callable[[Any, dict[str, Tensor]], tuple[Tensor, Tensor | None]]
 
 
-def _qwen2_5_vl(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+def _qwen(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     return model.get_image_features(**inputs).pooler_output[0], None
+
+
+def _qwen3_vl(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    out = model.get_image_features(**inputs)
+    return torch.cat([out.pooler_output[0], *(level[0] for level in out.deepstack_features)], dim=-1), None
+
+
+def _clip(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    out = model.get_image_features(**inputs)
+    return out.last_hidden_state[0, 1:], out.pooler_output[0]
+
+
+def _siglip(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    out = model.get_image_features(**inputs)
+    rows = out.last_hidden_state[0]
+    # SigLIP 2's processor pads to the most patches.
+    return rows[
+        inputs["pixel_attention_mask"][0].bool()
+    ] if "pixel_attention_mask" in inputs else rows, out.pooler_output[0]
 
 
 def _dinov2(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -37,7 +57,12 @@ def _dinov2(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | Non
 
 # How transformers' whole model is asked for one picture. A new family adds its line here.
 REFERENCES: dict[str, tuple[str, Reference]] = {
-    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl),
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", _qwen),
+    "qwen2_vl": ("Qwen2VLForConditionalGeneration", _qwen),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", _qwen3_vl),
+    "clip": ("CLIPModel", _clip),
+    "siglip": ("SiglipModel", _siglip),
+    "siglip2": ("Siglip2Model", _siglip),
     "dinov2": ("Dinov2Model", _dinov2),
 }
 
@@ -122,8 +147,12 @@ def test_promises_are_kept(case: Case) -> None:
     for image in pictures():
         features = adapter.preprocess(image)
         (out,) = case.run([features])
-        assert out.tokens.shape == (features.num_tokens, adapter.embedding_dim)
-        assert out.pooled is None or out.pooled.shape == (adapter.embedding_dim,)
+        shapes = {OutputKind.TOKENS: (features.num_tokens, adapter.embedding_dims[OutputKind.TOKENS])}
+        assert out.tokens.shape == shapes[OutputKind.TOKENS]
+        assert (out.pooled is not None) == (OutputKind.POOLED in adapter.outputs)
+        if out.pooled is not None:
+            assert out.pooled.shape == (adapter.embedding_dims[OutputKind.POOLED],)
+            assert bool(torch.isfinite(out.pooled).all())
         assert bool(torch.isfinite(out.tokens).all())
         assert features.grid is not None
         t, h, w = features.grid
@@ -156,20 +185,22 @@ def test_declarations_fit_together(case: Case) -> None:
 
 
 def test_small_and_long_pictures_work_or_are_refused_clearly(case: Case) -> None:
+    red = _values(case.adapter.preprocess(Image.new("RGB", (64, 64), (255, 0, 0))))
     for size in ((1, 1), (1, 2), (3, 1), (3, 3), (1, 200), (200, 1), (3, 500), (27, 29)):
         features = case.adapter.preprocess(Image.new("RGB", size, (255, 0, 0)))
-        red, green = _channel_means(features)
-        assert red > green, f"{size}: the channels were mixed up"
+        assert _values(features) == red, f"{size}: the channels were mixed up"
     for size in ((1, 201), (5000, 2)):
         with pytest.raises(EncoderError, match=f"{size[0]} x {size[1]} pixels") as caught:
             case.adapter.preprocess(Image.new("RGB", size))
         assert caught.value.code is ErrorCode.MEDIA_CORRUPT
 
 
-def _channel_means(features: Features) -> tuple[float, float]:
-    """Red and green of a picture's model-ready pixels: both families keep the channels in blocks of equal size."""
-    pixels = features.tensors["pixel_values"].reshape(features.tensors["pixel_values"].shape[0], 3, -1)
-    return float(pixels[:, 0].mean()), float(pixels[:, 1].mean())
+def _values(features: Features) -> dict[float, float]:
+    """The values of a picture's model-ready pixels with their shares; a picture of one colour has one per channel."""
+    values, counts = features.tensors["pixel_values"].unique(return_counts=True)
+    assert len(values) <= 3, "a picture of one colour became one of several"
+    shares = (counts / counts.sum()).tolist()
+    return {round(value, 4): round(share, 4) for value, share in zip(values.tolist(), shares, strict=True)}
 
 
 def test_half_precision_works(case: Case, group: dist.ProcessGroup) -> None:

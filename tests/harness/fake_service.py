@@ -36,7 +36,7 @@ MODEL = ModelInfo(
     outputs=(OutputKind.TOKENS, OutputKind.POOLED),
     default_output=OutputKind.POOLED,
     modalities=(Modality.IMAGE,),
-    embedding_dim=2,
+    embedding_dims={OutputKind.TOKENS: 2, OutputKind.POOLED: 2},
     random_weights=True,
 )
 

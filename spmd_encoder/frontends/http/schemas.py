@@ -81,7 +81,8 @@ class Model(BaseModel):
     dtype: str
     outputs: list[str]
     default_output: str
-    embedding_dim: int
+    embedding_dim: int = Field(description="of the default output")
+    embedding_dims: dict[str, int] = Field(description="of each output")
     modalities: list[str]
     revision: str | None
 

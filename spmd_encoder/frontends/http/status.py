@@ -74,6 +74,7 @@ def _model(info: ModelInfo, created: int) -> dict[str, object]:
         "outputs": list(info.outputs),
         "default_output": info.default_output,
         "embedding_dim": info.embedding_dim,
+        "embedding_dims": {str(kind): dim for kind, dim in info.embedding_dims.items()},
         "modalities": list(info.modalities),
         "revision": info.revision,
     }

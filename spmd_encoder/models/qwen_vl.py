@@ -1,0 +1,143 @@
+"""What the Qwen-VL families share: one image processor, patches packed without padding, rows for placeholder tokens."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from spmd_encoder.api.cost import CostTable
+from spmd_encoder.api.types import Modality, OutputKind
+from spmd_encoder.errors import StartupError
+from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, TowerOutput
+from spmd_encoder.models.picture import run_processor
+from spmd_encoder.models.sharding import Split, TowerPlan
+from spmd_encoder.models.weights import from_folder, load_tower, real_bytes
+
+TOWER = "model.visual"
+"""Where all of these families' whole models keep the tower."""
+
+
+def _run_attention(attention: nn.Module, hidden: Tensor) -> Tensor:
+    """The attention of one block over two segments, without rotation (angle 0)."""
+    rows = hidden.shape[0]
+    ends = torch.tensor([0, rows // 3, rows], dtype=torch.int32, device=hidden.device)
+    angle = torch.zeros(rows, int(attention.head_dim), device=hidden.device)  # type: ignore[arg-type]
+    out: Tensor = attention(hidden, cu_seqlens=ends, position_embeddings=(angle.cos(), angle.sin()), max_seqlen=rows)
+    return out
+
+
+ATTENTION = Split(path="attn", columns=("qkv",), parts=3, row="proj", heads="num_heads", run=_run_attention)
+
+
+class QwenVLAdapter(FamilyAdapter):
+    """`tokens` `[t * h * w / merge**2, dim]` in the order of the language model's placeholders.
+
+    With sdpa transformers runs one attention call per picture (or window of one): no mask over the whole batch.
+    """
+
+    modalities = (Modality.IMAGE,)
+    model_class: ClassVar[type[PreTrainedModel]]
+    config_class: ClassVar[type[PreTrainedConfig]]
+
+    def __init__(self, model: PreTrainedModel, processor: Any, device: torch.device) -> None:
+        self._model = model
+        self._processor = processor
+        self._device = device
+        self._merge_area = int(processor.merge_size) ** 2
+        vision: Any = model.config.vision_config
+        self.embedding_dims = {OutputKind.TOKENS: self.width(vision)}
+        self.tower_bytes = real_bytes(model)
+
+    @classmethod
+    @abstractmethod
+    def plan(cls, vision: Any) -> TowerPlan:
+        """How a tower with this vision configuration is cut."""
+
+    @classmethod
+    @abstractmethod
+    def width(cls, vision: Any) -> int:
+        """Values of one row that a tower with this vision configuration gives."""
+
+    @classmethod
+    def load(cls, folder: Path, context: LoadContext) -> Self:
+        processor: Any = from_folder(Qwen2VLImageProcessorPil, folder)
+        config: Any = from_folder(cls.config_class, folder)
+        vision = config.vision_config
+        made = (processor.patch_size, processor.merge_size, processor.temporal_patch_size)
+        taken = (vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size)
+        if made != taken:
+            raise StartupError(
+                f"{folder}: preprocessor_config.json makes patches of (patch, merge, temporal) sizes {made}, "
+                f"but config.json asks for {taken}"
+            )
+        model = load_tower(cls.model_class, config, folder, TOWER, cls.plan(vision), context)
+        return cls(model, processor, context.device)
+
+    def cost_table(self) -> CostTable:
+        size = self._processor.size
+        return CostTable(
+            patch=self._processor.patch_size,
+            merge=self._processor.merge_size,
+            min_pixels=size["shortest_edge"],
+            max_pixels=size["longest_edge"],
+        )
+
+    def preprocess(self, image: Image.Image) -> Features:
+        made = run_processor(self._processor, image)
+        pixels, grid = made["pixel_values"], made["image_grid_thw"]
+        t, h, w = (int(n) for n in grid[0])
+        return Features(
+            tensors={"pixel_values": pixels, "image_grid_thw": grid},
+            num_tokens=t * h * w // self._merge_area,
+            cost=t * h * w,
+            grid=(t, h, w),
+        )
+
+    def batch_key(self, features: Features) -> Hashable:
+        return ()
+
+    def pack(self, items: Sequence[Features]) -> dict[str, Tensor]:
+        """`pixel_values` `[all patches, patch values]` float32, `image_grid_thw` `[items, 3]` int64."""
+        return {name: torch.cat([item.tensors[name] for item in items]) for name in ("pixel_values", "image_grid_thw")}
+
+    def forward(self, batch: Mapping[str, Tensor]) -> list[TowerOutput]:
+        model: Any = self._model
+        out = model.get_image_features(
+            pixel_values=batch["pixel_values"].to(self._device),
+            image_grid_thw=batch["image_grid_thw"].to(self._device),
+        )
+        return [TowerOutput(tokens=tokens) for tokens in self.rows(out)]
+
+    def rows(self, out: Any) -> Sequence[Tensor]:
+        """The rows of each picture out of what `get_image_features` gives."""
+        rows: Sequence[Tensor] = out.pooler_output
+        return rows
+
+
+def tiny_whole(width: int) -> dict[str, Any]:
+    """The language half, and the special tokens, of a tiny configuration whose rows have `width` values."""
+    return {
+        "text_config": {
+            "vocab_size": 64,
+            "hidden_size": width,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 2048,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        "image_token_id": 60,
+        "video_token_id": 61,
+        "vision_start_token_id": 62,
+        "vision_end_token_id": 63,
+    }
