@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.harness.reference import QwenReference
-from tests.harness.world import World, data_uri, noise_png, off_by
+from tests.harness.world import World, data_uri, free_port, noise_png, off_by
 
 PICTURE = noise_png(1, 84, 70)
 
@@ -209,6 +209,25 @@ def test_two_agents_start_serve_and_recover(qwen_tiny: Path) -> None:
             assert off_by(got, want) <= 1e-5
         world.terminate()
         world.wait_end()
+        world.assert_nothing_left()
+
+
+def test_a_plain_srun_step(qwen_tiny: Path) -> None:
+    """No torchrun: tasks with Slurm's own variables, here of two nodes that are one machine; rank 0 hosts the store."""
+    with World("--model-path", str(qwen_tiny), "--tp-size", "2", torchrun=False) as world:
+        step = {"STEP_NUM_TASKS": "4", "STEP_TASKS_PER_NODE": "2(x2)", "STEP_NODELIST": "127.0.0.1", "JOB_ID": "77"}
+        port = f"MASTER_PORT={free_port()}"
+        world.commands = [
+            ["env", port, *(f"SLURM_{name}={value}" for name, value in (step | place).items()), *world.commands[0]]
+            for place in (
+                {"PROCID": str(rank), "LOCALID": str(rank % 2), "NODEID": str(rank // 2)} for rank in range(4)
+            )
+        ]
+        world.start().wait_ready(replicas=2)
+        want = QwenReference(qwen_tiny).tokens(PICTURE)
+        assert all(off_by(got, want) <= 1e-5 for got in world.encode([PICTURE] * 4))
+        world.terminate()
+        assert world.wait_end() == [0] * 4
         world.assert_nothing_left()
 
 
