@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from PIL import Image
+from PIL import ExifTags, Image
 
 from spmd_encoder.client.errors import ItemError
 
@@ -40,9 +40,9 @@ class Source:
         try:
             data = self.read()
         except OSError as error:
-            raise self.failure(error.strerror or type(error).__name__) from None
-        except (ValueError, Image.DecompressionBombError) as error:  # Pillow's for a mode or size that PNG lacks
-            raise self.failure(f"it cannot be written as PNG: {error}") from None
+            raise self.failure(error.strerror or str(error)) from None
+        except ValueError as error:  # a path that no file can have, or of `_png`
+            raise self.failure(str(error)) from None
         if not data:
             raise self.failure("it is empty")
         return data
@@ -86,7 +86,16 @@ def _file_size(path: str) -> int:
 
 
 def _png(image: Image.Image) -> bytes:
-    """Lossless and quick: the time goes into the encoder, not into the size."""
+    """Lossless, and quick rather than small. The orientation goes with it: the server turns every picture upright.
+
+    Raises ValueError for a mode that PNG lacks, or a lazily opened file that is damaged.
+    """
+    exif = Image.Exif()
     out = io.BytesIO()
-    image.save(out, "PNG", compress_level=1)
+    try:
+        if (orientation := image.getexif().get(ExifTags.Base.Orientation)) is not None:
+            exif[ExifTags.Base.Orientation] = orientation
+        image.save(out, "PNG", compress_level=1, exif=exif)
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"it cannot be written as PNG ({error}); send its file, or convert it to RGB") from None
     return out.getvalue()
