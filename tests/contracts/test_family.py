@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import skimage.data
 import torch
 import torch.distributed as dist
-import transformers
 from PIL import Image
 from torch import Tensor
 
@@ -20,51 +18,10 @@ from spmd_encoder.models import registry
 from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, TowerOutput
 from spmd_encoder.models.checkpoint import check_folder, read_model_type
 from spmd_encoder.models.loading import adapter_class, load_adapter, resolve_dtype
+from tests.harness.families import WholeModel
 
 TOLERANCE = 1e-6
 """Largest difference over largest value at TP = 1."""
-
-Reference = Callable[[Any, dict[str, Tensor]], tuple[Tensor, Tensor | None]]
-
-
-def _qwen(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    return model.get_image_features(**inputs).pooler_output[0], None
-
-
-def _qwen3_vl(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    out = model.get_image_features(**inputs)
-    return torch.cat([out.pooler_output[0], *(level[0] for level in out.deepstack_features)], dim=-1), None
-
-
-def _clip(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    out = model.get_image_features(**inputs)
-    return out.last_hidden_state[0, 1:], out.pooler_output[0]
-
-
-def _siglip(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    out = model.get_image_features(**inputs)
-    rows = out.last_hidden_state[0]
-    # SigLIP 2's processor pads to the most patches.
-    return rows[
-        inputs["pixel_attention_mask"][0].bool()
-    ] if "pixel_attention_mask" in inputs else rows, out.pooler_output[0]
-
-
-def _dinov2(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    out = model(**inputs)
-    return out.last_hidden_state[0, 1:], out.pooler_output[0]
-
-
-# How transformers' whole model is asked for one picture. A new family adds its line here.
-REFERENCES: dict[str, tuple[str, Reference]] = {
-    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", _qwen),
-    "qwen2_vl": ("Qwen2VLForConditionalGeneration", _qwen),
-    "qwen3_vl": ("Qwen3VLForConditionalGeneration", _qwen3_vl),
-    "clip": ("CLIPModel", _clip),
-    "siglip": ("SiglipModel", _siglip),
-    "siglip2": ("Siglip2Model", _siglip),
-    "dinov2": ("Dinov2Model", _dinov2),
-}
 
 
 def pictures() -> list[Image.Image]:
@@ -98,13 +55,7 @@ class Case:
         self.folder = folder
         self.context = LoadContext(dtype=torch.float32, device=torch.device("cpu"), group=group)
         self.adapter = load_adapter(folder, self.context)
-        name, self._ask = REFERENCES[entry.family]
-        self._whole = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
-        self._processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-
-    def reference(self, image: Image.Image) -> tuple[Tensor, Tensor | None]:
-        with torch.inference_mode():
-            return self._ask(self._whole, dict(self._processor(images=image, return_tensors="pt")))
+        self.reference = WholeModel(entry.family, folder).encode
 
     def run(self, items: list[Features]) -> list[TowerOutput]:
         with torch.inference_mode():

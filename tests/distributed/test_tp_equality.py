@@ -19,16 +19,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-5
 """Largest difference over largest value at TP > 1."""
-
-CLASSES = {
-    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
-    "dinov2": "Dinov2Model",
-    "dinov2-swiglu": "Dinov2Model",
-}
+FAMILIES = "families.json"
 
 
-def write_checkpoints(root: Path) -> None:
-    from transformers import Dinov2Config, Dinov2Model
+def write_checkpoints(root: Path) -> dict[str, str]:
+    """Tiny checkpoints below `root`; the family of each by its folder's name."""
+    from transformers import BitImageProcessorPil, Dinov2Config, Dinov2Model
 
     from spmd_encoder.models import registry
     from spmd_encoder.models.loading import adapter_class
@@ -36,18 +32,17 @@ def write_checkpoints(root: Path) -> None:
 
     for entry in registry.FAMILIES:
         adapter_class(entry).tiny_checkpoint(root / entry.family, seed=5)
-    from transformers import BitImageProcessorPil
-
     config = Dinov2Config(hidden_size=48, num_hidden_layers=2, num_attention_heads=6, image_size=112, patch_size=14)
     config.use_swiglu_ffn = True  # as in DINOv2 giant
     processor = BitImageProcessorPil(crop_size={"height": 112, "width": 112})
     write_random(Dinov2Model, config, processor, root / "dinov2-swiglu", seed=5)
+    return {**{entry.family: entry.family for entry in registry.FAMILIES}, "dinov2-swiglu": "dinov2"}
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tp")
-    write_checkpoints(root)
+    (root / FAMILIES).write_text(json.dumps(write_checkpoints(root)))
     return root
 
 
@@ -66,7 +61,7 @@ def test_split_towers_equal_whole_ones(checkpoints: Path, tmp_path: Path, size: 
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(report.read_text())
     print(found)
-    for name in CLASSES:
+    for name in json.loads((checkpoints / FAMILIES).read_text()):
         assert found[name]["difference"] <= TOLERANCE, found
         assert found[name]["bfloat16_difference"] <= 0.1, found
         # No rank holds the whole tower, and nothing but what cannot be split is held twice.
@@ -78,46 +73,46 @@ def test_split_towers_equal_whole_ones(checkpoints: Path, tmp_path: Path, size: 
 
 
 def relative(got: Any, want: Any) -> float:
+    """Largest difference over largest value; infinite where shapes differ or only one is there."""
+    if got is None or want is None or got.shape != want.shape:
+        return 0.0 if got is want else float("inf")
     return float((got.float() - want).abs().max() / want.abs().max())
 
 
-def compare(folder: Path, cls: str, group: Any) -> dict[str, float]:
-    """Differences between this group's split tower and transformers' whole model, singles and one mixed batch."""
+def compare(folder: Path, family: str, group: Any, alone: Any) -> dict[str, float]:
+    """Differences between this group's split tower and transformers' whole model, singles and one mixed batch.
+
+    `alone` is a group of this rank only, for the size of the tower that is not split.
+    """
     import skimage.data
     import torch
     import torch.distributed as dist
-    import transformers
     from PIL import Image
 
     from spmd_encoder.models.base import LoadContext
     from spmd_encoder.models.loading import load_adapter
+    from tests.harness.families import WholeModel
 
     cpu = torch.device("cpu")
-    whole: Any = getattr(transformers, cls).from_pretrained(folder, dtype=torch.float32).eval()
+    whole = WholeModel(family, folder)
     cat = Image.fromarray(skimage.data.chelsea())
     pictures = [cat.resize((150, 224)), cat.resize((300, 120)), cat.resize((40, 40))]
     adapter = load_adapter(folder, LoadContext(dtype=torch.float32, device=cpu, group=group))
     half = load_adapter(folder, LoadContext(dtype=torch.bfloat16, device=cpu, group=group))
+    unsplit = load_adapter(folder, LoadContext(dtype=torch.float32, device=cpu, group=alone))
     features = [adapter.preprocess(picture) for picture in pictures]
     worst, worst_half = 0.0, 0.0
     with torch.inference_mode():
         together = adapter.forward(adapter.pack(features))
-        for item, in_batch in zip(features, together, strict=True):
-            batch = adapter.pack([item])
-            if cls.startswith("Qwen"):
-                want, pooled = whole.get_image_features(**batch).pooler_output[0], None
-            else:
-                out = whole(**batch)
-                want, pooled = out.last_hidden_state[0, 1:], out.pooler_output[0]
-            (alone,) = adapter.forward(batch)
-            worst = max(worst, relative(alone.tokens, want), relative(in_batch.tokens, want))
-            if pooled is not None:
-                worst = max(worst, relative(alone.pooled, pooled), relative(in_batch.pooled, pooled))
-            worst_half = max(worst_half, relative(half.forward(half.pack([item]))[0].tokens, want))
-    tower = whole.model.visual if cls.startswith("Qwen") else whole
-    share = adapter.tower_bytes / sum(p.numel() * p.element_size() for p in tower.parameters())
+        for picture, item, in_batch in zip(pictures, features, together, strict=True):
+            tokens, pooled = whole.encode(picture)
+            (single,) = adapter.forward(adapter.pack([item]))
+            (rough,) = half.forward(half.pack([item]))
+            for out in (single, in_batch):
+                worst = max(worst, relative(out.tokens, tokens), relative(out.pooled, pooled))
+            worst_half = max(worst_half, relative(rough.tokens, tokens), relative(rough.pooled, pooled))
     # Every rank's numbers count, not rank 0's alone.
-    numbers = torch.tensor([worst, worst_half, share])
+    numbers = torch.tensor([worst, worst_half, adapter.tower_bytes / unsplit.tower_bytes])
     dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=group)
     return dict(zip(("difference", "bfloat16_difference", "largest_share"), numbers.tolist(), strict=True))
 
@@ -130,9 +125,10 @@ def refusals(root: Path, group: Any) -> dict[str, str]:
     import torch
 
     from spmd_encoder.errors import StartupError
-    from spmd_encoder.models import qwen2_5_vl, sharding
+    from spmd_encoder.models import sharding
     from spmd_encoder.models.base import LoadContext
     from spmd_encoder.models.loading import load_adapter
+    from spmd_encoder.models.qwen2_5_vl import Qwen25VLAdapter
 
     context = LoadContext(dtype=torch.float32, device=torch.device("cpu"), group=group)
 
@@ -144,7 +140,7 @@ def refusals(root: Path, group: Any) -> dict[str, str]:
             return error.message
         return "nothing was refused"
 
-    plan_of: Callable[[Any], sharding.TowerPlan] = qwen2_5_vl._plan
+    plan_of: Callable[[Any], sharding.TowerPlan] = Qwen25VLAdapter.plan
 
     def longer(config: Any) -> sharding.TowerPlan:
         return dataclasses.replace(plan_of(config), num_blocks=5)
@@ -159,8 +155,8 @@ def refusals(root: Path, group: Any) -> dict[str, str]:
 
     return {
         "wrong slices": reason(mock.patch.object(sharding, "bounds", same_for_all)),
-        "wrong plan": reason(mock.patch.object(qwen2_5_vl, "_plan", longer)),
-        "too few heads": reason(mock.patch.object(qwen2_5_vl, "_plan", one_head)),
+        "wrong plan": reason(mock.patch.object(Qwen25VLAdapter, "plan", longer)),
+        "too few heads": reason(mock.patch.object(Qwen25VLAdapter, "plan", one_head)),
     }
 
 
@@ -171,7 +167,9 @@ def main(root: Path, report: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     group = dist.group.WORLD
-    found: dict[str, Any] = {name: compare(root / name, cls, group) for name, cls in CLASSES.items()}
+    alone, _ = dist.new_subgroups(1)
+    families = json.loads((root / FAMILIES).read_text())
+    found: dict[str, Any] = {name: compare(root / name, family, group, alone) for name, family in families.items()}
     found |= refusals(root, group)
     if dist.get_rank() == 0:
         report.write_text(json.dumps(found))

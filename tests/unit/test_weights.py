@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from spmd_encoder.errors import StartupError
-from spmd_encoder.models import checkpoint, qwen2_5_vl, registry
+from spmd_encoder.models import checkpoint, registry
 from spmd_encoder.models.base import LoadContext
 from spmd_encoder.models.checkpoint import check_folder, resolve_checkpoint
 from spmd_encoder.models.dinov2 import Dinov2Adapter
@@ -106,8 +106,8 @@ def test_a_cast_copies_only_what_must_be(qwen: Path, context: LoadContext) -> No
 def test_a_rank_alone_takes_a_model_that_the_plan_does_not_fit(
     qwen: Path, context: LoadContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan_of = qwen2_5_vl._plan
-    monkeypatch.setattr(qwen2_5_vl, "_plan", lambda config: dataclasses.replace(plan_of(config), num_blocks=5))
+    plan_of = Qwen25VLAdapter.plan
+    monkeypatch.setattr(Qwen25VLAdapter, "plan", lambda vision: dataclasses.replace(plan_of(vision), num_blocks=5))
     assert load_adapter(qwen, context).tower_bytes > 0
 
 

@@ -1,0 +1,70 @@
+"""How transformers' whole model of each family is asked for one picture. A new family adds its line to `REFERENCES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from PIL import Image
+from torch import Tensor
+
+Reference = Callable[[Any, dict[str, Tensor]], tuple[Tensor, Tensor | None]]
+"""(whole model, processor's tensors of one picture) to (tokens, pooled)."""
+
+
+def _qwen(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    return model.get_image_features(**inputs).pooler_output[0], None
+
+
+def _qwen3_vl(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    out = model.get_image_features(**inputs)
+    return torch.cat([out.pooler_output[0], *(level[0] for level in out.deepstack_features)], dim=-1), None
+
+
+def _clip(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    out = model.get_image_features(**inputs)
+    return out.last_hidden_state[0, 1:], out.pooler_output[0]
+
+
+def _siglip(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    out = model.get_image_features(**inputs)
+    return out.last_hidden_state[0], out.pooler_output[0]
+
+
+def _siglip2(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    rows, pooled = _siglip(model, inputs)
+    return rows[inputs["pixel_attention_mask"][0].bool()], pooled
+
+
+def _dinov2(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    out = model(**inputs)
+    return out.last_hidden_state[0, 1:], out.pooler_output[0]
+
+
+REFERENCES: dict[str, tuple[str, Reference]] = {
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", _qwen),
+    "qwen2_vl": ("Qwen2VLForConditionalGeneration", _qwen),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", _qwen3_vl),
+    "clip": ("CLIPModel", _clip),
+    "siglip": ("SiglipModel", _siglip),
+    "siglip2": ("Siglip2Model", _siglip2),
+    "dinov2": ("Dinov2Model", _dinov2),
+}
+
+
+class WholeModel:
+    """The checkpoint in `folder` as transformers runs it, language half and all, in float32."""
+
+    def __init__(self, family: str, folder: Path) -> None:
+        name, self._ask = REFERENCES[family]
+        models: Any = transformers  # its classes are only partly typed
+        self._model = getattr(models, name).from_pretrained(folder, dtype=torch.float32).eval()
+        self._processor = models.AutoImageProcessor.from_pretrained(folder, backend="pil")
+
+    def encode(self, image: Image.Image) -> tuple[Tensor, Tensor | None]:
+        """(`tokens` `[rows, dim]`, `pooled` `[dim]` or None) of one RGB picture."""
+        with torch.inference_mode():
+            return self._ask(self._model, dict(self._processor(images=image, return_tensors="pt")))
