@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Coroutine
+from functools import cache
+from typing import Any
+
+import httpcore
 
 from spmd_encoder.config import MediaConfig
-from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
+from spmd_encoder.media.addresses import forbidden_kind
+from spmd_encoder.media.daemon_threads import DaemonThreads
+from spmd_encoder.media.http_fetch import HttpFetch
+from spmd_encoder.media.local_file import parse_file_url, read_local_file
+from spmd_encoder.media.network import Resolver, system_resolver
+from spmd_encoder.media.urls import canonical_host, parse_web_url
+
+MAX_FETCHES = 64
+"""Most fetches at once in this process, so that many URLs cannot use up its file descriptors; the others wait."""
 
 _REMOTE = re.compile(r"(?:https?|file)://", re.IGNORECASE)
 
@@ -17,10 +32,36 @@ def is_remote(text: str) -> bool:
 
 
 class MediaFetcher:
-    """Fetches one URL at a time for each caller, a bounded number at once; one per process."""
+    """Fetches media for many callers, a bounded number at once; one per process.
 
-    def __init__(self, config: MediaConfig) -> None:
-        self._config = config
+    `resolve` and `ssl_context` are the system's unless given. Proxies of the environment are not used: a proxy would
+    look names up itself, where they cannot be checked.
+    """
+
+    def __init__(
+        self,
+        config: MediaConfig,
+        *,
+        resolve: Resolver | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        max_fetches: int = MAX_FETCHES,
+    ) -> None:
+        self._root = config.allowed_local_media_path
+        self._max_bytes = config.media_url_max_file_size_mb * 2**20 or None
+        self._timeout_s = config.media_fetch_timeout_s
+        self._threads = DaemonThreads(max_fetches)
+        self._slots = asyncio.Semaphore(max_fetches)
+        self._http = HttpFetch(
+            resolve=resolve or system_resolver(self._threads),
+            # Made when it is needed: to read all authorities takes a tenth of a second.
+            ssl_context=cache(httpcore.default_ssl_context) if ssl_context is None else lambda: ssl_context,
+            forbidden=(lambda _: None) if config.allow_private_media_hosts else forbidden_kind,
+            domains=_domains(config),
+            max_bytes=self._max_bytes,
+        )
+        self._running: set[asyncio.Timeout] = set()
+        self._ended = asyncio.Event()
+        self._closed = False
 
     async def fetch(self, url: str, *, reserve: Callable[[int], None]) -> bytes:
         """The bytes behind `url`.
@@ -28,8 +69,65 @@ class MediaFetcher:
         `reserve(n)` is called in the event loop as n more bytes arrive, before they are kept; what it raises ends the
         fetch and is passed on. Raises `EncoderError`: INVALID_REQUEST (malformed), FETCH_FORBIDDEN, FETCH_FAILED (a
         fetch that ran out of time too), TOO_LARGE, or DRAINING after `close`. Cancelling it closes its connection.
+        Messages name the host and the reason, never the rest of the URL, which may hold secrets.
         """
-        raise EncoderError(ErrorCode.FETCH_FAILED, "URLs are not fetched yet")
+        if self._closed:
+            raise _draining()
+        if url[:7].lower() == "file://":
+            return await self._within_limits("the file", self._read_file(url, reserve))
+        target = parse_web_url(url)
+        return await self._within_limits(target.host, self._http.fetch(target, reserve))
 
     async def close(self) -> None:
-        """End all fetches; they raise DRAINING. May be called again."""
+        """End all fetches, which raise DRAINING, and return when their connections are closed. May be called again."""
+        self._closed = True
+        for deadline in self._running:
+            if not deadline.expired():
+                deadline.reschedule(asyncio.get_running_loop().time())
+        while self._running:
+            self._ended.clear()
+            await self._ended.wait()
+
+    async def _read_file(self, url: str, reserve: Callable[[int], None]) -> bytes:
+        if self._root is None:
+            raise EncoderError(
+                ErrorCode.FETCH_FORBIDDEN,
+                "files of the server are not read; --allowed-local-media-path would allow those of one folder",
+            )
+        path = parse_file_url(url)
+        return await read_local_file(
+            self._root, path, max_bytes=self._max_bytes, reserve=reserve, threads=self._threads
+        )
+
+    async def _within_limits(self, name: str, work: Coroutine[Any, Any, bytes]) -> bytes:
+        """`work`, once a place is free; both together within the time limit."""
+        try:
+            async with asyncio.timeout(self._timeout_s) as deadline:
+                self._running.add(deadline)
+                try:
+                    async with self._slots:
+                        return await work
+                finally:
+                    self._running.discard(deadline)
+                    self._ended.set()
+        except TimeoutError:
+            if self._closed:
+                raise _draining() from None
+            raise EncoderError(
+                ErrorCode.FETCH_FAILED,
+                f"{name}: the fetch was not done within {self._timeout_s:g} s (--media-fetch-timeout-s)",
+            ) from None
+        finally:
+            work.close()  # it may not have been begun
+
+
+def _domains(config: MediaConfig) -> frozenset[str]:
+    try:
+        return frozenset(map(canonical_host, config.allowed_media_domains))
+    except EncoderError:
+        named = ", ".join(config.allowed_media_domains)
+        raise StartupError(f"--allowed-media-domains: not all of these are host names: {named}", exit_code=2) from None
+
+
+def _draining() -> EncoderError:
+    return EncoderError(ErrorCode.DRAINING, "the server is ending and fetches nothing more")
