@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -49,8 +49,8 @@ class AsyncClient(ClientBase):
 
     def encode_iter(
         self, images: Images, *, output: OutputKind | None = None, as_: ArrayKind = "numpy"
-    ) -> AsyncIterator[Result]:
-        """As `Client.encode_iter`; `images` may be asynchronous too."""
+    ) -> AsyncGenerator[Result, None]:
+        """As `Client.encode_iter`; `images` may be asynchronous too. Leave it early by `aclose()`."""
         reject_single(images)
         return self._results(images, output, as_)
 
@@ -83,7 +83,7 @@ class AsyncClient(ClientBase):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _results(self, images: Images, output: OutputKind | None, as_: ArrayKind) -> AsyncIterator[Result]:
+    async def _results(self, images: Images, output: OutputKind | None, as_: ArrayKind) -> AsyncGenerator[Result, None]:
         window: deque[asyncio.Task[list[Result]]] = deque()
         try:
             async for chunk in self._chunks(images):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
@@ -53,7 +53,7 @@ class Client(ClientBase):
 
     def encode_iter(
         self, images: Iterable[ImageLike], *, output: OutputKind | None = None, as_: ArrayKind = "numpy"
-    ) -> Iterator[Result]:
+    ) -> Generator[Result, None, None]:
         """Results in order, as they come; a bad picture's has `error`.
 
         `images` may be a generator of any length: it is read, and files are opened, no further ahead than
@@ -95,7 +95,9 @@ class Client(ClientBase):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _results(self, images: Iterable[ImageLike], output: OutputKind | None, as_: ArrayKind) -> Iterator[Result]:
+    def _results(
+        self, images: Iterable[ImageLike], output: OutputKind | None, as_: ArrayKind
+    ) -> Generator[Result, None, None]:
         window: deque[Future[list[Result]]] = deque()
         pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="encode")
         try:

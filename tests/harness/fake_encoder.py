@@ -32,7 +32,8 @@ class FakeEncoder:
     """Use it in `with`. `dtype` is that of the embeddings; `ready` what `/health/ready` says.
 
     `seen` holds, per request to `/v1/encode`: media type, query, sizes or URLs of its items, the peer's port.
-    `gate` lets encodes through; `peak` is the most that were inside at a time.
+    `gate` lets encodes through, as do the first `free` of them; `held` says that one waits for it. `peak` is the most
+    that were inside at a time.
     """
 
     def __init__(self, dtype: str = "float32") -> None:
@@ -41,6 +42,8 @@ class FakeEncoder:
         self.seen: list[dict[str, Any]] = []
         self.gate = threading.Event()
         self.gate.set()
+        self.free = 0
+        self.held = threading.Event()
         self.peak = 0
         self._inside = 0
         self._sock = socket.create_server(("127.0.0.1", 0))
@@ -88,8 +91,9 @@ class FakeEncoder:
         sizes = [item if isinstance(item, str) else len(item) for item in items]
         assert request.client is not None
         self.seen.append({"type": kind, "options": options, "items": sizes, "port": request.client.port})
-        while not self.gate.is_set():
-            await asyncio.to_thread(self.gate.wait, 1)
+        if len(self.seen) > self.free and not self.gate.is_set():
+            self.held.set()
+            await asyncio.to_thread(self.gate.wait)
         if unknown := options.keys() - {"output", "model"}:
             return _refusal(400, "INVALID_REQUEST", f"unknown options {sorted(unknown)}")
         if options.get("model", MODEL) != MODEL:

@@ -1,0 +1,139 @@
+"""`python -m spmd_encoder.client encode|embed|wait`: pictures to files, without a line of code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from spmd_encoder.client.aio import AsyncClient
+from spmd_encoder.client.base import DEFAULT_URL
+from spmd_encoder.client.errors import EncoderClientError, ItemError
+from spmd_encoder.client.flows import OutputKind
+from spmd_encoder.client.inputs import InputError, pictures, printable
+from spmd_encoder.client.outputs import NumpyFile, Output, OutputError, ShardFolder, SingleFile
+
+_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 all is done, 1 a picture failed or the server did, 2 usage, 130 interrupted."""
+    args = _parser().parse_args(argv)
+    try:
+        return asyncio.run(_wait(args) if args.command == "wait" else _encode(args))
+    except (InputError, OutputError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _USAGE
+    except (EncoderClientError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m spmd_encoder.client", description="Encode pictures on a server.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
+    common.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="sent with every request")
+    common.add_argument("--timeout-s", type=float, default=300.0, help="for one request with its retries, or the wait")
+    wait = commands.add_parser("wait", parents=[common], help="return when the server is ready")
+    wait.set_defaults(output=None, jobs=1, model=None)
+    media = argparse.ArgumentParser(add_help=False)
+    media.add_argument("images", nargs="+", help="files, patterns, URLs; folders with --recursive")
+    media.add_argument("--out", type=Path, required=True, help=".safetensors (a tensor per path), or as below")
+    media.add_argument("--recursive", action="store_true", help="take the pictures of folders, at any depth")
+    media.add_argument("--jobs", type=int, default=8, help="requests at a time (default: %(default)s)")
+    media.add_argument("--model", help="refuse a server that serves another")
+    encode = commands.add_parser(
+        "encode",
+        parents=[common, media],
+        help="write embeddings by path",
+        description="--out may be a folder too: shards and index.jsonl; the same command goes on where one was cut off",
+    )
+    encode.add_argument("--output", choices=("tokens", "pooled"), help="default: the model's")
+    encode.add_argument("--items-per-file", type=int, default=1000, help="in a folder (default: %(default)s)")
+    embed = commands.add_parser(
+        "embed",
+        parents=[common, media],
+        help="write pooled vectors",
+        description="--out may be .npy too: float32 [pictures, dim] in order (NaN where one failed), names in .npy.txt",
+    )
+    embed.set_defaults(output="pooled", items_per_file=1000)
+    return parser
+
+
+async def _wait(args: argparse.Namespace) -> int:
+    async with _client(args) as client:
+        await client.wait_ready(args.timeout_s)
+    return 0
+
+
+async def _encode(args: argparse.Namespace) -> int:
+    names = pictures(args.images, recursive=args.recursive)
+    async with _client(args) as client:
+        output = _output(args, (await client.models())[0])
+        todo = [name for name in names if not output.is_done(name)]
+        if len(todo) < len(names):
+            print(f"{len(names) - len(todo)} of {len(names)} pictures are done already", file=sys.stderr)
+        errors = await _run(client, todo, args.output, output)
+    for error in errors:
+        print(f"failed: {printable(error.name)}: {error.message} ({error.code})", file=sys.stderr)
+    print(f"{len(todo) - len(errors)} pictures encoded, {len(errors)} failed: {args.out}", file=sys.stderr)
+    return 1 if errors else 0
+
+
+async def _run(client: AsyncClient, names: list[str], kind: OutputKind | None, output: Output) -> list[ItemError]:
+    """The failures. What came before an error or an interrupt is kept where the output can go on."""
+    errors = []
+    try:
+        async with contextlib.aclosing(client.encode_iter(names, output=kind)) as results:
+            # tqdm says nothing where stderr is no terminal.
+            with tqdm(total=len(names), unit="picture", disable=None) as progress:
+                async for result in results:
+                    output.add(result)
+                    if result.error is not None:
+                        errors.append(result.error)
+                    progress.update()
+    except BaseException:
+        if isinstance(output, ShardFolder):
+            output.close()
+        raise
+    output.close()
+    return errors
+
+
+def _output(args: argparse.Namespace, served: dict[str, Any]) -> Output:
+    job: dict[str, Any] = {"model": served.get("id"), "revision": served.get("revision"), "output": args.output}
+    out: Path = args.out
+    if out.suffix == ".safetensors":
+        return SingleFile(out, job)
+    if out.suffix == ".npy":
+        if args.command != "embed":
+            raise OutputError("only `embed` writes .npy; give --out a .safetensors file or a folder")
+        return NumpyFile(out)
+    if out.suffix and not out.is_dir():
+        raise OutputError(f"--out {out}: the suffix is not known; give .safetensors, .npy (embed) or a folder")
+    return ShardFolder(out, job, args.items_per_file)
+
+
+def _client(args: argparse.Namespace) -> AsyncClient:
+    headers = {}
+    for header in args.header:
+        name, colon, value = header.partition(":")
+        if not colon:
+            raise InputError("--header takes NAME:VALUE")
+        headers[name.strip()] = value.strip()
+    return AsyncClient(args.url, timeout_s=args.timeout_s, concurrency=args.jobs, model=args.model, headers=headers)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
