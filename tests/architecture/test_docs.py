@@ -27,6 +27,7 @@ FOREIGN_FLAGS = {
     *("--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--max-restarts"),  # torchrun
     *("--job-name", "--nodes", "--ntasks-per-node", "--signal", "--exclusive", "--cpus-per-task", "--gres"),  # Slurm
     *("--data-binary", "--pid", "--native", "--nproc"),  # curl, py-spy, launch/demo.py
+    *("--url", "--out", "--output", "--recursive", "--jobs", "--items-per-file"),  # python -m spmd_encoder.client
 }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -327,3 +328,18 @@ def test_proxies_of_the_environment_are_not_used(server: FakeEncoder) -> None:
     env = {**os.environ, "HTTP_PROXY": "http://127.0.0.1:1", "ALL_PROXY": "http://127.0.0.1:1"}
     done = subprocess.run([sys.executable, "-c", code, server.url], env=env, timeout=30, check=False)
     assert done.returncode == 0
+
+
+def test_the_readmes_example(
+    server: FakeEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (source,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "client import" in code)
+    assert "http://localhost:30000" in source
+    monkeypatch.chdir(tmp_path)
+    Path("photo.jpg").write_bytes(picture(3))
+    Path("other.png").write_bytes(picture(4))
+    names: dict[str, Any] = {}
+    exec(source.replace("http://localhost:30000", server.url), names)
+    assert names["vectors"].tolist() == [[3, 9], [4, 9]]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["photo.jpg", "images[1]"]
