@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,12 +12,16 @@ from spmd_encoder.api.types import EncodeRequest, ItemFailure, ItemOutcome, Medi
 from spmd_encoder.config import ServerConfig
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.data_uri import check_size, parse_data_uri
+from spmd_encoder.media.fetch import is_remote
 from spmd_encoder.media.registry import media_kind
 
 MAX_REQUEST_ID_CHARS = 128
 
 ParsedItem = MediaItem | EncoderError
 """An item that may be sent on, or why it may not."""
+
+ItemNaming = Callable[[int], str]
+"""How errors name an item of a request by its index, in the protocol's own terms."""
 
 
 class FrontEnd(Protocol):
@@ -33,6 +37,17 @@ class FrontEnd(Protocol):
 
 
 @dataclass(frozen=True)
+class RemoteItem:
+    """An item that is a URL and not fetched yet (`frontends.remote`)."""
+
+    modality: Modality
+    url: str
+
+
+SourceItem = ParsedItem | RemoteItem
+
+
+@dataclass(frozen=True)
 class ItemLimits:
     """Most bytes of one media file, and most pixels by its header."""
 
@@ -45,27 +60,49 @@ class ItemLimits:
 
 
 def item_name(index: int) -> str:
-    """How errors name an item of a request."""
+    """How errors name an item of a request where the protocol has no other way."""
     return f"items[{index}]"
 
 
 def build_item(modality: Modality, data: bytes, limits: ItemLimits) -> MediaItem:
     """One item from its file's bytes: hashes them and reads the header. Not for an event loop.
 
-    Raises `EncoderError`: TOO_LARGE, MEDIA_UNSUPPORTED or MEDIA_CORRUPT.
+    Raises `EncoderError`: INVALID_REQUEST where it is empty, TOO_LARGE, MEDIA_UNSUPPORTED or MEDIA_CORRUPT.
     """
+    if not data:
+        raise EncoderError(ErrorCode.INVALID_REQUEST, "the item is empty: it has no bytes")
     check_size(len(data), limits.max_bytes)
     header = media_kind(modality).probe(data, limits.max_pixels)
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
     return MediaItem(modality=modality, data=data, digest=digest, width=header.width, height=header.height)
 
 
-def parse_item(modality: Modality, data_uri: str, limits: ItemLimits, index: int) -> ParsedItem:
-    """The `index`-th item of a request from its data URI; its failure is a value. Not for an event loop."""
+def read_item(modality: Modality, data: bytes, limits: ItemLimits, name: str) -> ParsedItem:
+    """`build_item`, but the failure is a value, said of the item's `name`. Not for an event loop."""
     try:
-        return build_item(modality, parse_data_uri(data_uri, max_bytes=limits.max_bytes).data, limits)
+        return build_item(modality, data, limits)
     except EncoderError as error:
-        return error.at(item_name(index))  # a fresh exception: the caught one's traceback holds the bytes
+        return error.at(name)  # a fresh exception: the caught one's traceback holds the bytes
+
+
+def parse_item(modality: Modality, text: str, limits: ItemLimits, name: str) -> SourceItem:
+    """An item from its data URI or URL; its failure is a value, said of the item's `name`. Not for an event loop."""
+    if is_remote(text):
+        return RemoteItem(modality, text)
+    try:
+        data = parse_data_uri(text, max_bytes=limits.max_bytes).data
+    except EncoderError as error:
+        return error.at(name)
+    return read_item(modality, data, limits, name)
+
+
+def parse_items(modality: Modality, texts: list[str], limits: ItemLimits, name: ItemNaming) -> list[SourceItem]:
+    """`parse_item` for all of a request's items. Empties `texts` as it goes, so that each is in memory only once."""
+    items: list[SourceItem] = []
+    for index in range(len(texts)):
+        items.append(parse_item(modality, texts[index], limits, name(index)))
+        texts[index] = ""
+    return items
 
 
 def check_count(num_items: int, max_items: int) -> None:
@@ -75,7 +112,7 @@ def check_count(num_items: int, max_items: int) -> None:
     if num_items > max_items:
         raise EncoderError(
             ErrorCode.TOO_LARGE,
-            f"the request has {num_items} items, more than the limit of {max_items} (--max-items-per-request)",
+            f"the request has more items than the limit of {max_items} (--max-items-per-request)",
             param="items",
         )
 
@@ -125,8 +162,9 @@ async def encode_items(
     request_id: str,
     output: OutputKind | None = None,
     deadline_s: float | None = None,
+    name: ItemNaming = item_name,
 ) -> list[ItemOutcome]:
-    """Encode the good items, and give every item its outcome, in request order.
+    """Encode the good items, and give every item its outcome, in request order; `name` is how failures name items.
 
     Raises `EncoderError` where the service refuses the request as a whole. The service is not asked where no item
     is good.
@@ -144,7 +182,7 @@ async def encode_items(
         outcome = next(rest) if isinstance(item, MediaItem) else ItemFailure(error=item)
         if isinstance(outcome, ItemFailure):
             # The service counts only the good items; the caller counts all of them.
-            outcome = ItemFailure(error=outcome.error.at(item_name(index)), replica=outcome.replica)
+            outcome = ItemFailure(error=outcome.error.at(name(index)), replica=outcome.replica)
         outcomes.append(outcome)
     return outcomes
 

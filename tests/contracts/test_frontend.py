@@ -10,6 +10,7 @@ import base64
 import json
 import socket
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,8 +22,10 @@ from spmd_encoder.api.service import EncoderService
 from spmd_encoder.api.types import ItemFailure, Modality
 from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.frontends.base import FrontEnd, ItemLimits, check_count, encode_items, parse_item
+from spmd_encoder.frontends.base import FrontEnd, ItemLimits, check_count, encode_items, item_name, parse_items
 from spmd_encoder.frontends.registry import FRONT_ENDS, load_front_end
+from spmd_encoder.frontends.remote import fetch_items
+from spmd_encoder.media.fetch import MediaFetcher
 from tests.harness.fake_service import FakeService, failing, picture
 
 pytestmark = pytest.mark.timeout(20)
@@ -33,6 +36,8 @@ class LinesFrontEnd:
 
     def __init__(self, service: EncoderService, config: Config, sock: socket.socket) -> None:
         self._service, self._config, self._sock = service, config, sock
+        self._fetcher = MediaFetcher(config.media)
+        self._pool = ThreadPoolExecutor(1)
         self._stopped = asyncio.Event()
         self._timeout_s: float | None = None
         self._busy: set[asyncio.Task[None]] = set()
@@ -46,6 +51,8 @@ class LinesFrontEnd:
         for task in self._busy:
             task.cancel()
         await asyncio.gather(*self._busy, return_exceptions=True)
+        await self._fetcher.close()
+        self._pool.shutdown()
 
     def stop(self, timeout_s: float | None = None) -> None:
         self._timeout_s = timeout_s
@@ -68,7 +75,10 @@ class LinesFrontEnd:
             uris = json.loads(line)
             check_count(len(uris), self._config.server.max_items_per_request)
             limits = ItemLimits.of(self._config.server)
-            parsed = [parse_item(Modality.IMAGE, uri, limits, n) for n, uri in enumerate(uris)]
+            sources = parse_items(Modality.IMAGE, uris, limits, item_name)
+            parsed = await fetch_items(
+                sources, self._fetcher, limits=limits, pool=self._pool, reserve=lambda _: None, name=item_name
+            )
             outcomes = await encode_items(self._service, parsed, request_id="line")
             fails = [o.error if isinstance(o, ItemFailure) else None for o in outcomes]
             reply = [[e.code, e.param] if e else ["ok", o.data.hex()] for e, o in zip(fails, outcomes, strict=True)]
@@ -197,6 +207,20 @@ async def test_bad_items_do_not_harm_good_ones(world: World) -> None:
         ("MEDIA_CORRUPT", "items[5]"),
     ]
     assert [item.width for item in world.service.seen[-1].items] == [5, 5]
+
+
+async def test_urls_are_fetched_each_with_its_own_outcome(world: World) -> None:
+    """The default configuration lets none of these through, and says so per item."""
+    good = (await world.encoded(5))[0]
+    uris = ["http://127.0.0.1:9/a.png", picture(5), "FILE:///etc/passwd", "https://[::1]/", "ftp://example.org/a.png"]
+    answer = await world.caller.call(uris)
+    assert answer.items == [
+        ("FETCH_FORBIDDEN", "items[0]"),
+        good,
+        ("FETCH_FORBIDDEN", "items[2]"),
+        ("FETCH_FORBIDDEN", "items[3]"),
+        ("INVALID_REQUEST", "items[4]"),
+    ]
 
 
 async def test_a_request_of_bad_items_does_not_reach_the_service(world: World) -> None:

@@ -131,8 +131,51 @@ def failing(error: EncoderError, *, width: int, replica: int | None = 1) -> Call
     return answer
 
 
-def picture(width: int, height: int = 9) -> str:
-    """A PNG of this size as a data URI."""
+class FakeFetcher:
+    """A real little `Fetcher` over a table: `files[url]` is what a URL gives.
+
+    While `gate` is not set, `fetch` waits. `peak` is the most fetches that were under way at once, `cancelled` the
+    URLs whose fetch was cancelled while waiting.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes | EncoderError] = {}
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.arrived = asyncio.Event()
+        self.under_way = 0
+        self.peak = 0
+        self.cancelled: list[str] = []
+        self.is_closed = False
+
+    async def fetch(self, url: str, *, reserve: Callable[[int], None]) -> bytes:
+        self.under_way += 1
+        self.peak = max(self.peak, self.under_way)
+        self.arrived.set()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(url)
+            raise
+        finally:
+            self.under_way -= 1
+        found = self.files[url]
+        if isinstance(found, EncoderError):
+            raise found
+        reserve(len(found))
+        return found
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def picture_file(width: int, height: int = 9) -> bytes:
+    """A PNG file of this size."""
     out = io.BytesIO()
     Image.new("RGB", (width, height), (width % 256, 0, 0)).save(out, "PNG")
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    return out.getvalue()
+
+
+def picture(width: int, height: int = 9) -> str:
+    """The same as a data URI."""
+    return "data:image/png;base64," + base64.b64encode(picture_file(width, height)).decode()

@@ -15,6 +15,7 @@ import pytest
 
 from spmd_encoder.api.types import ItemFailure
 from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.frontends.http.body import Timeouts
 from spmd_encoder.frontends.http.server import HttpFrontEnd
 from tests.harness.fake_service import FakeService, picture, size_embedding
 from tests.unit.test_http_wire import CONFIG, GOOD, Served, Wire, post, serve_fake
@@ -106,11 +107,10 @@ async def test_many_clients_with_good_and_bad_items(served: Served) -> None:
         await asyncio.gather(*[one(client, number) for number in range(64)])
 
 
-async def test_large_bodies_and_replies_do_not_block_the_loop(served: Served) -> None:
+async def test_large_bodies_and_replies_do_not_block_the_loop() -> None:
     """The largest pause of the loop, while 24 MiB of media and 16 MiB of embedding pass, is small."""
     big = base64.b64encode(b"BM" + bytes(24 * 2**20)).decode()
     body = json.dumps({"items": [{"image": f"data:;base64,{big}"}, {"image": picture(5)}]}).encode()
-    served.service.answer = lambda item: replace(size_embedding(item), shape=(2**22,), data=bytes(2**24))
     loop = asyncio.get_running_loop()
     worst = 0.0
 
@@ -121,11 +121,13 @@ async def test_large_bodies_and_replies_do_not_block_the_loop(served: Served) ->
             await asyncio.sleep(0.001)
             worst = max(worst, loop.time() - before)
 
-    wire = await served.connect()
-    watcher = asyncio.create_task(watch())
-    wire.send(post(body))
-    reply = await wire.reply()
-    watcher.cancel()
+    async with serve_fake(Timeouts()) as served:
+        served.service.answer = lambda item: replace(size_embedding(item), shape=(2**22,), data=bytes(2**24))
+        wire = await served.connect()
+        watcher = asyncio.create_task(watch())
+        wire.send(post(body))
+        reply = await wire.reply()
+        watcher.cancel()
     assert reply.status == 200
     assert json.loads(reply.body)["data"][0]["error"]["code"] == "MEDIA_CORRUPT"
     print(f"longest pause {worst * 1000:.0f} ms")

@@ -14,7 +14,7 @@ import pytest
 from spmd_encoder.config import Config
 from spmd_encoder.frontends.http.body import Timeouts
 from spmd_encoder.frontends.http.server import HttpFrontEnd
-from tests.harness.fake_service import FakeService, picture
+from tests.harness.fake_service import FakeService, picture, size_embedding
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -74,10 +74,10 @@ class Served:
 
 
 @asynccontextmanager
-async def serve_fake() -> AsyncIterator[Served]:
+async def serve_fake(timeouts: Timeouts = QUICK) -> AsyncIterator[Served]:
     sock = socket.create_server(("127.0.0.1", 0))
     service = FakeService()
-    front_end = HttpFrontEnd(service, CONFIG, sock, timeouts=QUICK)
+    front_end = HttpFrontEnd(service, CONFIG, sock, timeouts=timeouts)
     served = Served(service, front_end, asyncio.create_task(front_end.serve()), sock.getsockname())
     yield served
     service.gate.set()
@@ -164,12 +164,44 @@ async def test_refused_while_still_sending(served: Served) -> None:
         wire.send(bytes(2**16))
         await wire.writer.drain()
     assert await wire.is_closed(within_s=4)
-    chunked = await served.connect()
-    chunked.send(b"POST /v1/encode HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
-    for _ in range(65):
-        chunked.send(b"100000\r\n" + b" " * 2**20 + b"\r\n")
-    assert (await chunked.reply()).code == "TOO_LARGE"
-    chunked.close()
+
+
+async def test_a_body_of_unknown_length_is_bounded() -> None:
+    async with serve_fake(Timeouts()) as served:
+        chunked = await served.connect()
+        chunked.send(b"POST /v1/encode HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(65):
+            chunked.send(b"100000\r\n" + b" " * 2**20 + b"\r\n")
+        assert (await chunked.reply()).code == "TOO_LARGE"
+        chunked.close()
+
+
+async def test_a_client_that_does_not_take_its_reply_is_cut_off() -> None:
+    """And what was held for it is free again."""
+    async with serve_fake(Timeouts(reply_idle_s=0.3)) as served:
+        served.service.answer = lambda item: replace(size_embedding(item), shape=(2**22,), data=bytes(2**24))
+        wire = await served.connect()
+        wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        wire.send(post(GOOD))
+        await served.service.arrived.wait()
+        async with asyncio.timeout(10):
+            while served.service.reserved:
+                await asyncio.sleep(0.01)
+        wire.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        with pytest.raises(asyncio.IncompleteReadError):
+            await wire.reply()
+
+
+async def test_a_client_that_takes_its_reply_slowly_gets_all_of_it() -> None:
+    async with serve_fake(Timeouts(reply_idle_s=0.5)) as served:
+        served.service.answer = lambda item: replace(size_embedding(item), shape=(2**22,), data=bytes(2**24))
+        wire = await served.connect()
+        wire.send(post(GOOD))
+        head = await wire.reader.readuntil(b"\r\n\r\n")
+        left = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        while left:
+            left -= len(await wire.reader.read(2**19))
+            await asyncio.sleep(0.01)
 
 
 async def test_a_refused_request_whose_body_ends_keeps_its_connection(served: Served) -> None:

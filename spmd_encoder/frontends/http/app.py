@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -14,12 +14,15 @@ from spmd_encoder import __version__
 from spmd_encoder.api.service import EncoderService
 from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError
+from spmd_encoder.frontends.http.backend import Backend
 from spmd_encoder.frontends.http.body import DEFAULT_TIMEOUTS, Timeouts
 from spmd_encoder.frontends.http.encode import encode_routes
 from spmd_encoder.frontends.http.envelope import Envelope
 from spmd_encoder.frontends.http.errors import HttpError, error_response, plain_error
 from spmd_encoder.frontends.http.metrics import HttpMetrics
 from spmd_encoder.frontends.http.status import status_routes
+from spmd_encoder.frontends.remote import Fetcher
+from spmd_encoder.media.fetch import MediaFetcher
 
 _NUM_THREADS = 2
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
@@ -31,22 +34,31 @@ def new_pool() -> ThreadPoolExecutor:
 
 
 def create_app(
-    service: EncoderService, config: Config, *, pool: Executor | None = None, timeouts: Timeouts = DEFAULT_TIMEOUTS
+    service: EncoderService,
+    config: Config,
+    *,
+    pool: Executor | None = None,
+    fetcher: Fetcher | None = None,
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> FastAPI:
     """The application in front of `service`.
 
-    `pool` stays the caller's; without one the app makes its own and closes it when its lifespan ends.
+    `pool` and `fetcher` stay the caller's; without one the app makes its own and closes it when its lifespan ends.
     """
-    own_pool = None if pool is not None else new_pool()
-    executor = pool or own_pool
-    assert executor is not None
+    owned = AsyncExitStack()
+    if pool is None:
+        pool = new_pool()
+        owned.callback(pool.shutdown, wait=False, cancel_futures=True)
+    if fetcher is None:
+        fetcher = MediaFetcher(config.media)
+        owned.push_async_callback(fetcher.close)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        if own_pool is not None:
-            own_pool.shutdown(wait=False, cancel_futures=True)
+        async with owned:
+            yield
 
+    backend = Backend(service=service, config=config, pool=pool, fetcher=fetcher, timeouts=timeouts)
     app = FastAPI(
         title="spmd_encoder",
         version=__version__,
@@ -55,7 +67,7 @@ def create_app(
         lifespan=lifespan,
     )
     metrics = HttpMetrics()
-    app.include_router(encode_routes(service, config, executor, timeouts))
+    app.include_router(encode_routes(backend))
     app.include_router(status_routes(service, metrics))
     app.add_middleware(Envelope, metrics=metrics)
     app.add_exception_handler(EncoderError, _on_encoder_error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -12,70 +13,88 @@ from spmd_encoder.api.service import EncoderService
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.http.errors import HttpError
 
-# A body is accounted for in steps of this size as it comes.
+# Media are accounted for in steps of this size as they come.
 _RESERVE_STEP_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
     """Seconds. `header_s` bounds a request's headers, `body_idle_s` the wait for more of a body, `body_total_s`
-    a whole body, `keep_alive_s` an idle connection."""
+    a whole body, `reply_idle_s` the wait until a client has taken more of its reply, `keep_alive_s` an idle
+    connection."""
 
     header_s: float = 30.0
     body_idle_s: float = 30.0
     body_total_s: float = 300.0
+    reply_idle_s: float = 30.0
     keep_alive_s: float = 65.0
 
 
 DEFAULT_TIMEOUTS = Timeouts()
 
 
-def check_content_type(request: Request) -> None:
-    """Raises `EncoderError` MEDIA_UNSUPPORTED unless the body is plain JSON.
+class Account:
+    """The bytes that one request holds, its body's and those fetched for it; reserved until `held` closes."""
 
-    A missing type is taken as JSON. Types that a web page may send without asking (forms, text) are refused: this
-    API may listen on a developer's loopback address.
-    """
-    given = request.headers.get("content-type", "application/json")
-    kind = given.partition(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise EncoderError(ErrorCode.MEDIA_UNSUPPORTED, "the body must be sent as Content-Type: application/json")
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise EncoderError(ErrorCode.MEDIA_UNSUPPORTED, "a compressed body (Content-Encoding) is not supported")
+    def __init__(self, service: EncoderService, held: ExitStack) -> None:
+        self._service = service
+        self._held = held
+        self._expected = 0
+        self._used = 0
+        self._reserved = 0
+
+    def expect(self, num_bytes: int) -> None:
+        """How much will come, where that is known. Nothing is reserved for it: a few idle senders of large promises
+        must not shut out the others. It only keeps the last step from being larger than what is left."""
+        self._expected = num_bytes
+
+    def add(self, num_bytes: int) -> None:
+        """So many bytes more have come. Raises `EncoderError` OVERLOADED."""
+        self._used += num_bytes
+        while self._used > self._reserved:
+            left = self._expected - self._reserved
+            step = min(_RESERVE_STEP_BYTES, left) if left > 0 else _RESERVE_STEP_BYTES
+            self._held.enter_context(self._service.reserve(step))
+            self._reserved += step
 
 
-async def read_body(
-    request: Request, service: EncoderService, held: ExitStack, *, max_bytes: int, timeouts: Timeouts
-) -> bytearray:
-    """The whole body; its size stays reserved with `service` until `held` closes.
+async def body_chunks(
+    request: Request, account: Account, *, max_bytes: int, timeouts: Timeouts
+) -> AsyncIterator[bytes]:
+    """The body as it comes, each chunk accounted for.
 
     Raises `EncoderError` TOO_LARGE (before reading where the length is announced), OVERLOADED, or CANCELLED when
     the client goes; `HttpError` 408 when it sends too slowly.
     """
-    body = bytearray()
     announced = _announced_length(request)
     _check_length(announced, max_bytes)
-    reserved = 0
+    account.expect(announced)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeouts.body_total_s
+    received = 0
     more = True
     while more:
-        now = loop.time()
         try:
-            async with asyncio.timeout_at(min(now + timeouts.body_idle_s, deadline)):
+            async with asyncio.timeout_at(min(loop.time() + timeouts.body_idle_s, deadline)):
                 message = await request.receive()
         except TimeoutError:
             raise _too_slow(loop.time() >= deadline, timeouts) from None
         if message["type"] == "http.disconnect":
             raise EncoderError(ErrorCode.CANCELLED, "the client has gone")
-        body += message.get("body", b"")
+        chunk = message.get("body", b"")
         more = message.get("more_body", False)
-        _check_length(len(body), max_bytes)
-        while len(body) > reserved:
-            # What came, not what was announced: a few idle senders of large promises must not shut out the others.
-            step = min(_RESERVE_STEP_BYTES, announced - reserved) if announced > reserved else _RESERVE_STEP_BYTES
-            held.enter_context(service.reserve(step))
-            reserved += step
+        received += len(chunk)
+        _check_length(received, max_bytes)
+        account.add(len(chunk))
+        if chunk:
+            yield chunk
+
+
+async def read_body(chunks: AsyncIterator[bytes]) -> bytearray:
+    """The whole body."""
+    body = bytearray()
+    async for chunk in chunks:
+        body += chunk
     return body
 
 

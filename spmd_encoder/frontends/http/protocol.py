@@ -1,4 +1,4 @@
-"""uvicorn's connection with what it leaves to a proxy: slow or endless headers, bodies that nobody reads."""
+"""uvicorn's connection with what it leaves to a proxy: slow headers, and bodies or replies that nobody reads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fie
 
 
 class EncoderHttpProtocol(HttpToolsProtocol):
-    """`header_s` (seconds) is set by the server's subclass of this class."""
+    """`header_s` and `reply_idle_s` (seconds) are set by the server's subclass of this class."""
 
     header_s = 30.0
+    reply_idle_s = 30.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
+        self._reply_timer: asyncio.TimerHandle | None = None
         self._header_bytes: int | None = 0
         """Bytes of the headers being read; None while there are none being read."""
 
@@ -35,7 +37,17 @@ class EncoderHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._end_reply_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client takes its reply slower than it comes. One that takes nothing would hold it for ever."""
+        super().pause_writing()
+        self._reply_timer = self.loop.call_later(self.reply_idle_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._end_reply_timer()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self._header_bytes is not None:
@@ -76,6 +88,11 @@ class EncoderHttpProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._header_timer = self._linger_timer = None
+
+    def _end_reply_timer(self) -> None:
+        if self._reply_timer is not None:
+            self._reply_timer.cancel()
+            self._reply_timer = None
 
     def _headers_late(self) -> None:
         self._refuse(408, "REQUEST_TIMEOUT", f"no complete headers arrived within {self.header_s:g} s")

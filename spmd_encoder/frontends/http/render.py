@@ -1,10 +1,11 @@
-"""From outcomes to a JSON reply."""
+"""What all renderers share: a reply's parts, an entry per item, an embedding as base64 or as numbers."""
 
 from __future__ import annotations
 
 import binascii
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -15,10 +16,14 @@ from spmd_encoder.api.types import Embedding, ItemFailure, ItemOutcome
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import item_name
 from spmd_encoder.frontends.http.errors import STATUS, ErrorBody, error_body, retry_headers
-from spmd_encoder.frontends.http.parse import Encoding
+from spmd_encoder.frontends.http.options import Encoding
 
 # A multiple of 3, so that the pieces' base64 can be joined. The GIL is held for one piece at a time.
 _CHUNK_BYTES = 3 * 2**18
+# Replies below this are rendered at once: a change of threads costs more.
+_INLINE_BYTES = {"base64": 64 * 1024, "float": 4 * 1024}
+
+Text = msgspec.Raw | msgspec.UnsetType
 
 
 class _Ok(msgspec.Struct, frozen=True):
@@ -30,7 +35,7 @@ class _Ok(msgspec.Struct, frozen=True):
     grid: tuple[int, int, int] | None
     num_tokens: int
     digest: str
-    embedding: msgspec.Raw
+    embedding: Text
 
 
 class _Failed(msgspec.Struct, frozen=True):
@@ -39,7 +44,9 @@ class _Failed(msgspec.Struct, frozen=True):
     error: ErrorBody
 
 
-class _Reply(msgspec.Struct, frozen=True):
+class EncodeReply(msgspec.Struct, frozen=True):
+    """`error` is set where every item failed, and is the first's."""
+
     id: str
     model: str
     data: list[_Ok | _Failed]
@@ -48,37 +55,59 @@ class _Reply(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Rendered:
+    """`body` is sent part after part, without being joined; each part is a view of bytes."""
+
     status: int
-    body: bytes
-    headers: dict[str, str]
+    body: tuple[memoryview, ...]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    media_type: str = "application/json"
 
 
-def num_bytes(outcomes: Sequence[ItemOutcome]) -> int:
-    """Bytes of all embeddings, to tell whether rendering is worth a thread."""
-    return sum(len(outcome.data) for outcome in outcomes if isinstance(outcome, Embedding))
+def json_rendered(status: int, body: object, headers: Mapping[str, str] | None = None) -> Rendered:
+    return Rendered(status, (memoryview(msgspec.json.encode(body)),), headers or {})
 
 
-def render(request_id: str, model: str, outcomes: Sequence[ItemOutcome], encoding: Encoding) -> Rendered:
-    """The reply. Where every item failed, its status and `error` are those of the first."""
+def is_heavy(outcomes: Sequence[ItemOutcome], encoding: Encoding) -> bool:
+    """Whether writing the embeddings in `encoding` is worth a thread."""
+    size = sum(len(outcome.data) for outcome in outcomes if isinstance(outcome, Embedding))
+    return size > _INLINE_BYTES[encoding]
+
+
+def render_json(request_id: str, model: str, outcomes: Sequence[ItemOutcome], encoding: Encoding) -> Rendered:
+    """The reply of `/v1/encode` as JSON. Where every item failed, its status and `error` are those of the first."""
+    return render_entries(request_id, model, outcomes, partial(_as_text, encoding))[0]
+
+
+def _as_text(encoding: Encoding, _: int, embedding: Embedding) -> Text:
+    return base64_text(embedding.data) if encoding == "base64" else numbers_text(finite_values(embedding))
+
+
+def render_entries(
+    request_id: str, model: str, outcomes: Sequence[ItemOutcome], write: Callable[[int, Embedding], Text]
+) -> tuple[Rendered, bool]:
+    """The JSON reply, with what `write` gives as each good item's `embedding`; and whether any item was good.
+
+    What `write` raises is that item's failure.
+    """
     data: list[_Ok | _Failed] = []
     errors: list[EncoderError] = []
     for index, outcome in enumerate(outcomes):
-        rendered = outcome.error if isinstance(outcome, ItemFailure) else _item(index, outcome, encoding)
-        if isinstance(rendered, EncoderError):
-            errors.append(rendered)
-            data.append(_Failed(index, "error", error_body(rendered)))
+        entry = outcome.error if isinstance(outcome, ItemFailure) else _entry(index, outcome, write)
+        if isinstance(entry, EncoderError):
+            errors.append(entry)
+            data.append(_Failed(index, "error", error_body(entry)))
         else:
-            data.append(rendered)
+            data.append(entry)
     if len(errors) < len(data):
-        return Rendered(200, msgspec.json.encode(_Reply(request_id, model, data)), {})
+        return json_rendered(200, EncodeReply(request_id, model, data)), True
     first = errors[0]
-    body = msgspec.json.encode(_Reply(request_id, model, data, error_body(first)))
-    return Rendered(STATUS[first.code], body, retry_headers(first))
+    reply = EncodeReply(request_id, model, data, error_body(first))
+    return json_rendered(STATUS[first.code], reply, retry_headers(first)), False
 
 
-def _item(index: int, embedding: Embedding, encoding: Encoding) -> _Ok | EncoderError:
+def _entry(index: int, embedding: Embedding, write: Callable[[int, Embedding], Text]) -> _Ok | EncoderError:
     try:
-        text = _base64(embedding.data) if encoding == "base64" else _numbers(embedding)
+        text = write(index, embedding)
     except EncoderError as error:
         return error.at(item_name(index))
     return _Ok(
@@ -90,28 +119,37 @@ def _item(index: int, embedding: Embedding, encoding: Encoding) -> _Ok | Encoder
         grid=embedding.grid,
         num_tokens=embedding.num_tokens,
         digest=embedding.digest,
-        embedding=msgspec.Raw(text),
+        embedding=text,
     )
 
 
-def _base64(data: bytes | memoryview) -> bytes:
+def base64_text(data: bytes | memoryview) -> msgspec.Raw:
+    """A JSON string."""
     view = memoryview(data).cast("B")
     pieces = [
         binascii.b2a_base64(view[start : start + _CHUNK_BYTES], newline=False)
         for start in range(0, len(view), _CHUNK_BYTES)
     ]
-    return b'"' + b"".join(pieces) + b'"'
+    return msgspec.Raw(b'"' + b"".join(pieces) + b'"')
 
 
-def _numbers(embedding: Embedding) -> bytes:
-    """Nested lists. JSON has no NaN: what is not finite is the item's failure, never a null."""
+def numbers_text(values: NDArray[np.floating]) -> msgspec.Raw:
+    """Nested JSON lists."""
+    if values.ndim != 2:
+        return msgspec.Raw(msgspec.json.encode(values.tolist()))
+    # By rows, because one call for millions of numbers would hold the GIL for seconds.
+    return msgspec.Raw(b"[" + b",".join([msgspec.json.encode(row.tolist()) for row in values]) + b"]")
+
+
+def finite_values(embedding: Embedding) -> NDArray[np.floating]:
+    """`as_floats` in the embedding's shape. JSON has no NaN: what is not finite is the item's failure, never a null.
+
+    Raises `EncoderError` NON_FINITE, or INTERNAL for a dtype that is no float.
+    """
     values = as_floats(embedding.data, embedding.dtype).reshape(embedding.shape)
     if not np.isfinite(values).all():
         raise EncoderError(ErrorCode.NON_FINITE, "the embedding holds values that are not finite")
-    if values.ndim != 2:
-        return msgspec.json.encode(values.tolist())
-    # By rows, because one call for millions of numbers would hold the GIL for seconds.
-    return b"[" + b",".join([msgspec.json.encode(row.tolist()) for row in values]) + b"]"
+    return values
 
 
 def as_floats(data: bytes | memoryview, dtype: str) -> NDArray[np.floating]:

@@ -14,6 +14,7 @@ from spmd_encoder.config import Config
 from spmd_encoder.frontends.http.app import create_app, new_pool
 from spmd_encoder.frontends.http.body import DEFAULT_TIMEOUTS, Timeouts
 from spmd_encoder.frontends.http.protocol import EncoderHttpProtocol
+from spmd_encoder.media.fetch import MediaFetcher
 
 # How long cancelled requests may take to end after a drain's deadline.
 _UNWIND_S = 1.0
@@ -35,9 +36,11 @@ class HttpFrontEnd:
     ) -> None:
         self._sock = sock
         self._pool = new_pool()
-        protocol = type("_Protocol", (EncoderHttpProtocol,), {"header_s": timeouts.header_s})
+        self._fetcher = MediaFetcher(config.media)
+        limits = {"header_s": timeouts.header_s, "reply_idle_s": timeouts.reply_idle_s}
+        protocol = type("_Protocol", (EncoderHttpProtocol,), limits)
         self._config = uvicorn.Config(
-            create_app(service, config, pool=self._pool, timeouts=timeouts),
+            create_app(service, config, pool=self._pool, fetcher=self._fetcher, timeouts=timeouts),
             http=protocol,
             ws="none",
             loop="none",
@@ -84,4 +87,5 @@ class HttpFrontEnd:
             if (transport := connection.transport) is not None:
                 transport.abort()
         self._sock.close()
+        await self._fetcher.close()
         self._pool.shutdown(wait=False, cancel_futures=True)

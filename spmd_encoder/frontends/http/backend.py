@@ -1,0 +1,46 @@
+"""What all routes that encode stand on: the service, its configuration, threads, and the fetcher of URLs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from spmd_encoder.api.service import EncoderService
+from spmd_encoder.config import Config
+from spmd_encoder.frontends.base import ItemLimits
+from spmd_encoder.frontends.http.body import Account, Timeouts, body_chunks
+from spmd_encoder.frontends.remote import Fetcher
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """Owned by the application; `pool` and `fetcher` are closed by whoever made them."""
+
+    service: EncoderService
+    config: Config
+    pool: Executor
+    fetcher: Fetcher
+    timeouts: Timeouts
+
+    @property
+    def item_limits(self) -> ItemLimits:
+        return ItemLimits.of(self.config.server)
+
+    @property
+    def max_items(self) -> int:
+        return self.config.server.max_items_per_request
+
+    def body_of(self, request: Request, account: Account) -> AsyncIterator[bytes]:
+        """`body_chunks` within this server's limits."""
+        return body_chunks(request, account, max_bytes=self.config.server.max_body_bytes, timeouts=self.timeouts)
+
+    async def run(self, job: Callable[[], T]) -> T:
+        """The result of `job`, which is too heavy for the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.pool, job)

@@ -1,0 +1,157 @@
+"""A multipart/form-data body: every file part is an item, every text part an option. Parsed as it comes, in memory."""
+
+from __future__ import annotations
+
+import logging
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from python_multipart import MultipartParser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
+
+from spmd_encoder.api.types import Modality
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.frontends.base import ItemLimits, ParsedItem, check_count, item_name, read_item
+from spmd_encoder.frontends.http.decode import shortened
+from spmd_encoder.frontends.http.options import OPTION_NAMES, Options, options_of
+from spmd_encoder.media.data_uri import check_size
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+FILE_NAMES = ("image", "images", "images[]", "file")
+_MAX_OPTION_BYTES = 4096
+_PLAIN_ENCODINGS = frozenset({b"", b"7bit", b"8bit", b"binary"})
+
+
+class Form:
+    """Takes the body block by block. A part's name alone says whether it is a file; its filename and its declared
+    type are ignored, and nothing is ever written to disk. Not for an event loop.
+
+    An item that is too large is that item's failure, and its bytes are dropped as they come.
+    """
+
+    def __init__(self, content_type: str, *, max_items: int, limits: ItemLimits) -> None:
+        """Raises `EncoderError` INVALID_REQUEST where `content_type` has no usable boundary."""
+        self._max_items = max_items
+        self._limits = limits
+        self._items: list[ParsedItem] = []
+        self._fields: list[tuple[str, str]] = []
+        self._num_bytes = 0
+        self._is_complete = False
+        self._start_part()
+        self._parser = self._new_parser(content_type)
+
+    def feed(self, block: bytes) -> None:
+        """Raises `EncoderError` INVALID_REQUEST for a malformed form, TOO_LARGE for too many items."""
+        try:
+            self._parser.write(block)
+        except FormParserError as error:
+            # The parser's own words may quote the body.
+            where = self._num_bytes + max(0, getattr(error, "offset", 0))
+            raise _invalid(f"the multipart body is malformed near byte {where}") from None
+        self._num_bytes += len(block)
+
+    def finish(self, block: bytes) -> tuple[list[ParsedItem], Options]:
+        """Take the last block; what the whole form says. Raises as `feed` and `options_of` do."""
+        self.feed(block)
+        if not self._is_complete:
+            raise _invalid("the multipart body ends before its closing boundary")
+        check_count(len(self._items), self._max_items)
+        return self._items, options_of(self._fields)
+
+    def _new_parser(self, content_type: str) -> MultipartParser:
+        _, parameters = parse_options_header(content_type)
+        boundary = parameters.get(b"boundary")
+        if not boundary:
+            raise _invalid("the Content-Type multipart/form-data has no boundary")
+        callbacks: MultipartCallbacks = {
+            "on_part_begin": self._start_part,
+            "on_header_field": self._on_header_field,
+            "on_header_value": self._on_header_value,
+            "on_header_end": self._on_header_end,
+            "on_headers_finished": self._on_headers_finished,
+            "on_part_data": self._on_part_data,
+            "on_part_end": self._on_part_end,
+            "on_end": self._on_end,
+        }
+        try:
+            parser = MultipartParser(boundary, callbacks)
+        except FormParserError:
+            raise _invalid("the boundary of the multipart body is too long") from None
+        # It warns of every malformed body, which any client may send.
+        parser.logger = logging.Logger("multipart", logging.CRITICAL)
+        return parser
+
+    def _start_part(self) -> None:
+        self._headers: dict[bytes, bytes] = {}
+        self._header_name = b""
+        self._header_value = b""
+        self._name = ""
+        self._size = 0
+        self._max_size = 0
+        self._content = BytesIO()
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def _on_header_end(self) -> None:
+        self._headers[self._header_name.lower()] = self._header_value
+        self._header_name = self._header_value = b""
+
+    def _on_headers_finished(self) -> None:
+        self._name = self._part_name()
+        if self._name in FILE_NAMES:
+            check_count(len(self._items) + 1, self._max_items)
+            self._max_size = self._limits.max_bytes
+        elif self._name in OPTION_NAMES:
+            self._max_size = _MAX_OPTION_BYTES
+        else:
+            known, name = ", ".join((*FILE_NAMES, *OPTION_NAMES)), shortened(self._name)
+            raise _invalid(f"the form has an unknown part `{name}`; known are {known}", param=name)
+        if self._headers.get(b"content-transfer-encoding", b"").strip().lower() not in _PLAIN_ENCODINGS:
+            raise _invalid("a part is sent as it is, without Content-Transfer-Encoding", param=self._name)
+
+    def _part_name(self) -> str:
+        disposition, parameters = parse_options_header(self._headers.get(b"content-disposition"))
+        name = parameters.get(b"name")
+        if disposition != b"form-data" or name is None:
+            raise _invalid('a part of the form has no header Content-Disposition: form-data; name="..."')
+        return name.decode("utf-8", "replace")
+
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        self._size += end - start
+        if self._size <= self._max_size:
+            self._content.write(memoryview(data)[start:end])
+        elif self._name in OPTION_NAMES:
+            raise _invalid(f"`{self._name}` has more than {_MAX_OPTION_BYTES} bytes", param=self._name)
+        else:
+            self._content = BytesIO()
+
+    def _on_part_end(self) -> None:
+        content, self._content = self._content.getvalue(), BytesIO()
+        if self._name in FILE_NAMES:
+            self._items.append(self._item(content, item_name(len(self._items))))
+            return
+        try:
+            self._fields.append((self._name, content.decode()))
+        except UnicodeDecodeError:
+            raise _invalid(f"`{self._name}` is not UTF-8", param=self._name) from None
+
+    def _item(self, content: bytes, name: str) -> ParsedItem:
+        try:
+            check_size(self._size, self._limits.max_bytes)
+        except EncoderError as error:
+            return error.at(name)
+        return read_item(Modality.IMAGE, content, self._limits, name)
+
+    def _on_end(self) -> None:
+        self._is_complete = True
+
+
+def _invalid(message: str, *, param: str | None = None) -> EncoderError:
+    return EncoderError(ErrorCode.INVALID_REQUEST, message, param=param)
