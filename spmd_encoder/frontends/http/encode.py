@@ -12,13 +12,16 @@ from starlette.responses import Response
 from spmd_encoder.api.types import ItemOutcome
 from spmd_encoder.frontends.base import check_model, check_output, item_name
 from spmd_encoder.frontends.http import schemas
+from spmd_encoder.frontends.http.accept import preferred
 from spmd_encoder.frontends.http.answer import HeldResponse, answer, take_request_id
 from spmd_encoder.frontends.http.backend import Backend
 from spmd_encoder.frontends.http.body import Account
 from spmd_encoder.frontends.http.exchange import exchange_of
 from spmd_encoder.frontends.http.options import Encoding
 from spmd_encoder.frontends.http.readers import read_request
-from spmd_encoder.frontends.http.render import Rendered, is_heavy, render_json
+from spmd_encoder.frontends.http.render import JSON_TYPE, Rendered, is_heavy, render_json
+from spmd_encoder.frontends.http.render_safetensors import MEDIA_TYPE as SAFETENSORS_TYPE
+from spmd_encoder.frontends.http.render_safetensors import render_safetensors
 
 
 def encode_routes(backend: Backend) -> APIRouter:
@@ -53,13 +56,16 @@ def encode_routes(backend: Backend) -> APIRouter:
                 name=item_name,
             )
             exchange.note(outcomes)
-            rendered = await _render(request_id, model, outcomes, options.encoding, backend)
+            if preferred(request, (JSON_TYPE, SAFETENSORS_TYPE)) == SAFETENSORS_TYPE:
+                rendered = render_safetensors(request_id, model, outcomes)
+            else:
+                rendered = await _as_json(request_id, model, outcomes, options.encoding, backend)
             return HeldResponse(rendered, held.pop_all())
 
     return router
 
 
-async def _render(
+async def _as_json(
     request_id: str, model: str, outcomes: Sequence[ItemOutcome], encoding: Encoding, backend: Backend
 ) -> Rendered:
     job = partial(render_json, request_id, model, outcomes, encoding)

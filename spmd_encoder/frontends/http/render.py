@@ -23,6 +23,8 @@ _CHUNK_BYTES = 3 * 2**18
 # Replies below this are rendered at once: a change of threads costs more.
 _INLINE_BYTES = {"base64": 64 * 1024, "float": 4 * 1024}
 
+JSON_TYPE = "application/json"
+
 Text = msgspec.Raw | msgspec.UnsetType
 
 
@@ -60,7 +62,7 @@ class Rendered:
     status: int
     body: tuple[memoryview, ...]
     headers: Mapping[str, str] = field(default_factory=dict)
-    media_type: str = "application/json"
+    media_type: str = JSON_TYPE
 
 
 def json_rendered(status: int, body: object, headers: Mapping[str, str] | None = None) -> Rendered:
