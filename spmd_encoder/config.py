@@ -97,6 +97,10 @@ class LimitsConfig:
     max_queued_items: int = flag(1024, "most items accepted and not yet answered, in the whole world; then 429")
     max_inflight_bytes: int = flag(2**30, "most media bytes held at once by the dispatcher; then 503")
     request_timeout_s: float = flag(180.0, "time after which a request is answered with 504")
+    preparers: int | None = flag(
+        None, "processes per replica that decode and preprocess (default: half of the leader's share of cores, 1 to 8)"
+    )
+    preprocess_timeout_s: float = flag(60.0, "an item that takes longer to decode and preprocess fails")
     max_batch_items: int = flag(8, "most items in one forward")
     max_batch_tokens: int = flag(16384, "most encoder tokens (patches) in one forward; a larger item runs alone")
 

@@ -106,7 +106,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessInfo:
-    """One process of the world, as `/info` shows it. `role`: keeper, worker, nursery."""
+    """One process of the world, as `/info` shows it. `role`: keeper, worker, preparer, nursery."""
 
     rank: int
     dp_rank: int

@@ -57,6 +57,7 @@ class Fleet:
         self._last_sign: dict[int, float] = {}
         self._lost_at: dict[int, float] = {}
         self._processes: dict[tuple[int, str], ProcessInfo] = {}
+        self._preparers: dict[int, tuple[ProcessInfo, ...]] = {}
         self._hellos: dict[int, Hello] = {}
         self.versions: dict[str, str] = {}
         self._strangers = SparseLog(log)
@@ -130,8 +131,10 @@ class Fleet:
                 self._remember(message.process)
             case WorkerStarted():
                 self._remember(message.process)
+                self._preparers[message.rank] = message.preparers
             case WorkerExited():
                 self._processes.pop((message.rank, "worker"), None)
+                self._preparers.pop(message.rank, None)
                 yield replica, self._worker_exited(replica, message)
             case Progress():
                 self._liveness.progress(
@@ -157,6 +160,7 @@ class Fleet:
         self._liveness.keeper_lost(rank)
         for key in [key for key in self._processes if key[0] == rank]:
             del self._processes[key]
+        self._preparers.pop(rank, None)
         return replica, self._replicas[replica].keeper_lost(rank)
 
     def reform(self, replica: int, message: Reform) -> None:
@@ -217,7 +221,8 @@ class Fleet:
         ]
 
     def processes(self) -> list[ProcessInfo]:
-        return [self._processes[key] for key in sorted(self._processes)]
+        preparers = [process for rank in sorted(self._preparers) for process in self._preparers[rank]]
+        return [self._processes[key] for key in sorted(self._processes)] + preparers
 
     def describe(self, load: Callable[[int], Load]) -> list[dict[str, Any]]:
         return [

@@ -7,9 +7,12 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
+from spmd_encoder.config import Config
 from spmd_encoder.keeper.fate import die_with_parent
-from spmd_encoder.wire.messages import ChildSpec, StoreSpec, WorkerSpec
+from spmd_encoder.keeper.starter import child_starter
+from spmd_encoder.wire.messages import ChildSpec, PreparerSpec, StoreSpec, WorkerSpec
 from spmd_encoder.wire.streams import Pipe
 
 
@@ -22,7 +25,10 @@ def run_child(sock: socket.socket) -> int:
         return 0
     match spec:
         case WorkerSpec():
-            return int(importlib.import_module("spmd_encoder.runtime.compute").run_worker(spec, pipe))
+            starter = child_starter(Path(spec.run_dir), Config.from_json(spec.config).lifecycle)
+            return int(importlib.import_module("spmd_encoder.runtime.compute").run_worker(spec, pipe, starter))
+        case PreparerSpec():
+            return int(importlib.import_module("spmd_encoder.runtime.preparer").run_preparer(spec, sock))
         case StoreSpec():
             return int(importlib.import_module("spmd_encoder.distributed.store_host").host_store(spec, pipe))
         case _:

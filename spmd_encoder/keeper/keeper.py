@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import platform
 import socket
 import time
 import uuid
@@ -23,7 +22,7 @@ from spmd_encoder.keeper.nursery_watch import NurseryWatch
 from spmd_encoder.keeper.rank_worker import RankWorker
 from spmd_encoder.keeper.run_dir import RunDir
 from spmd_encoder.keeper.signals import Signals
-from spmd_encoder.keeper.starter import ForkStarter, SpawnStarter, Starter
+from spmd_encoder.keeper.starter import child_starter, forks
 from spmd_encoder.keeper.store import StoreHost
 from spmd_encoder.launch_env import LaunchEnv
 from spmd_encoder.wire.messages import Endpoint, NurseryStarted, Stop, WorkerSpec, WorldRecord
@@ -43,21 +42,15 @@ class Keeper:
         self._run_dir = run_dir
         self._host = host
         self._id = uuid.uuid4().hex
-        self._forks = config.lifecycle.worker_start == "fork" or (
-            config.lifecycle.worker_start == "auto" and platform.system() == "Linux"
-        )
+        self._forks = forks(config.lifecycle)
         self._front: FrontHost | None = None
         self._nursery: NurseryWatch | None = None
         self._store = StoreHost(env)
         self._world: asyncio.Future[WorldRecord] = asyncio.get_running_loop().create_future()
-        starter: Starter = (
-            ForkStarter(run_dir.path, config.lifecycle.start_deadline_s) if self._forks else SpawnStarter()
-        )
-        self._starter = starter
         self._worker = RankWorker(
             env.rank,
             layout.coordinates(env.rank),
-            starter,
+            child_starter(run_dir.path, config.lifecycle),
             self._spec,
             on_joined=self._on_joined,
             report=lambda message: self._control.report(message),

@@ -18,6 +18,7 @@ from spmd_encoder.wire.messages import (
     Began,
     Ended,
     FromKeeper,
+    FromWorker,
     Joined,
     Progress,
     Reform,
@@ -29,6 +30,7 @@ from spmd_encoder.wire.messages import (
     WorkerStarted,
     WorldRecord,
 )
+from spmd_encoder.wire.streams import Stream, over_socket
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class _Watched:
     """What is known of the worker that runs now."""
 
     child: Child
+    stream: Stream[FromWorker]
     epoch: int
     beat_at: float = field(default_factory=time.monotonic)
     last_order: int = -1
@@ -49,6 +52,7 @@ class _Watched:
     suspects: dict[int, None] = field(default_factory=dict)
     failing: WorkerFailing | None = None
     preloaded: bool | None = None
+    preparers: tuple[int, ...] = ()
 
 
 class RankWorker:
@@ -105,15 +109,15 @@ class RankWorker:
     async def _live_once(self, attempt: int) -> WorkerExited:
         epoch = self._target
         child = await self._starter.start(self._make_spec(epoch, attempt, self._world))
-        self._now = now = _Watched(child, epoch)
-        self._report(WorkerStarted(rank=self._rank, epoch=epoch, process=self._process(now)))
+        self._now = now = _Watched(child, await over_socket(child.sock, FromWorker), epoch)
+        self._report(self._started(now))
         if self._stopping or epoch != self._target:
             child.kill()
         await self._listen(now)
         code = await child.wait()
         await child.output.finished()
         child.output.close()
-        child.stream.close()
+        now.stream.close()
         reason = now.failing.reason if now.failing else ""
         if not self._stopping:
             log.warning("the worker of epoch %d (pid %d) ended with code %d %s", epoch, child.pid, code, reason)
@@ -130,7 +134,7 @@ class RankWorker:
     async def _listen(self, now: _Watched) -> None:
         while True:
             try:
-                message = await now.child.stream.receive()
+                message = await now.stream.receive()
             except WireError as error:
                 log.error("the worker said something that is no message: %s", error)
                 now.child.kill()
@@ -141,9 +145,9 @@ class RankWorker:
                 case Beat():
                     now.beat_at = time.monotonic()
                     now.last_order, now.busy_s = message.last_order, message.busy_s
-                    if now.preloaded is None:
-                        now.preloaded = message.preloaded
-                        self._report(WorkerStarted(rank=self._rank, epoch=now.epoch, process=self._process(now)))
+                    if (now.preloaded, now.preparers) != (message.preloaded, message.preparers):
+                        now.preloaded, now.preparers = message.preloaded, message.preparers
+                        self._report(self._started(now))
                 case Began():
                     now.suspects.update(dict.fromkeys(message.job_ids))
                 case Ended():
@@ -195,7 +199,7 @@ class RankWorker:
         """Said after every (re)connection to the dispatcher: the worker that runs, or the end of the last one."""
         said: list[FromKeeper] = []
         if self._now is not None:
-            said.append(WorkerStarted(rank=self._rank, epoch=self._now.epoch, process=self._process(self._now)))
+            said.append(self._started(self._now))
         if self._last_exit is not None and self._last_exit.epoch >= self._target:
             said.append(self._last_exit)
         return said
@@ -206,7 +210,7 @@ class RankWorker:
         self._reformed.set()
         if self._now is None:
             return
-        self._now.child.stream.send(StopWorker())
+        self._now.stream.send(StopWorker())
         try:
             await asyncio.wait_for(self._now.child.wait(), STOP_TIMEOUT_S)
         except TimeoutError:
@@ -218,14 +222,22 @@ class RankWorker:
         if self._now is not None:
             self._now.child.kill()
 
-    def _process(self, now: _Watched) -> ProcessInfo:
+    def _started(self, now: _Watched) -> WorkerStarted:
+        return WorkerStarted(
+            rank=self._rank,
+            epoch=now.epoch,
+            process=self._process(now, "worker", now.child.pid),
+            preparers=tuple(self._process(now, "preparer", pid) for pid in now.preparers),
+        )
+
+    def _process(self, now: _Watched, role: str, pid: int) -> ProcessInfo:
         dp_rank, tp_rank = self._coordinates
         return ProcessInfo(
             rank=self._rank,
             dp_rank=dp_rank,
             tp_rank=tp_rank,
-            role="worker",
-            pid=now.child.pid,
+            role=role,
+            pid=pid,
             epoch=now.epoch,
             preloaded=now.preloaded,
         )

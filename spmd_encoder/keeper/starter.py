@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import platform
 import signal
 import socket
 import sys
@@ -13,11 +14,12 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Protocol
 
-from spmd_encoder.config import worker_environ
+from spmd_encoder.api.processes import ProcessStarter, StartedProcess
+from spmd_encoder.config import LifecycleConfig, worker_environ
 from spmd_encoder.errors import StartupError
 from spmd_encoder.keeper.nursery_name import SOCKET_NAME
-from spmd_encoder.wire.messages import ChildSpec, FromWorker
-from spmd_encoder.wire.streams import Stream, over_socket
+from spmd_encoder.wire.messages import ChildSpec
+from spmd_encoder.wire.streams import Pipe
 
 log = logging.getLogger(__name__)
 
@@ -26,25 +28,15 @@ FORK_TIMEOUT_S = 10.0
 KILLED = -int(signal.SIGKILL)
 
 
-class Child(Protocol):
-    """A started process and the keeper's ends of its pipe and output."""
+class Child(StartedProcess, Protocol):
+    """A started process and what the keeper has of it."""
 
-    pid: int
-    stream: Stream[FromWorker]
     output: Output
     fell_with_nursery: bool
     """It ended because the nursery did: nothing that it worked on is to blame."""
 
-    async def wait(self) -> int:
-        """Its exit code, negative for a signal."""
-        ...
 
-    def kill(self) -> None:
-        """SIGKILL, which works on a stopped process too. Idempotent."""
-        ...
-
-
-class Starter(Protocol):
+class Starter(ProcessStarter[ChildSpec], Protocol):
     async def start(self, spec: ChildSpec) -> Child: ...
 
 
@@ -98,16 +90,16 @@ class _Wires:
         self.ours.close()
         os.close(self.read_fd)
 
-    async def attach(self, spec: ChildSpec) -> tuple[Stream[FromWorker], Output]:
-        stream: Stream[FromWorker] = await over_socket(self.ours, FromWorker)
-        stream.send(spec)
-        return stream, Output(self.read_fd)
+    def attach(self, spec: ChildSpec) -> tuple[socket.socket, Output]:
+        """Our end, after the specification went out, which is small enough for the socket's buffer."""
+        Pipe(self.ours).send(spec)
+        return self.ours, Output(self.read_fd)
 
 
 class ForkedChild:
-    def __init__(self, pid: int, stream: Stream[FromWorker], output: Output, nursery: socket.socket) -> None:
+    def __init__(self, pid: int, sock: socket.socket, output: Output, nursery: socket.socket) -> None:
         self.pid = pid
-        self.stream = stream
+        self.sock = sock
         self.output = output
         self.fell_with_nursery = False
         self._nursery = nursery
@@ -161,8 +153,8 @@ class ForkStarter:
                 await asyncio.sleep(CONNECT_POLL_S)
             finally:
                 wires.close_theirs()
-        stream, output = await wires.attach(spec)
-        return ForkedChild(pid, stream, output, nursery)
+        sock, output = wires.attach(spec)
+        return ForkedChild(pid, sock, output, nursery)
 
     async def _fork(self, wires: _Wires) -> tuple[int, socket.socket]:
         loop = asyncio.get_running_loop()
@@ -184,9 +176,9 @@ class ForkStarter:
 
 
 class SpawnedChild:
-    def __init__(self, process: asyncio.subprocess.Process, stream: Stream[FromWorker], output: Output) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, output: Output) -> None:
         self.pid = process.pid
-        self.stream = stream
+        self.sock = sock
         self.output = output
         self.fell_with_nursery = False
         self._process = process
@@ -220,8 +212,16 @@ class SpawnStarter:
             )
         finally:
             wires.close_theirs()
-        stream, output = await wires.attach(spec)
-        return SpawnedChild(process, stream, output)
+        sock, output = wires.attach(spec)
+        return SpawnedChild(process, sock, output)
+
+
+def forks(lifecycle: LifecycleConfig) -> bool:
+    return lifecycle.worker_start == "fork" or (lifecycle.worker_start == "auto" and platform.system() == "Linux")
+
+
+def child_starter(run_dir: Path, lifecycle: LifecycleConfig) -> Starter:
+    return ForkStarter(run_dir, lifecycle.start_deadline_s) if forks(lifecycle) else SpawnStarter()
 
 
 def child_environ() -> dict[str, str]:

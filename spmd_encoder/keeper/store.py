@@ -9,7 +9,8 @@ import time
 from spmd_encoder.errors import StartupError
 from spmd_encoder.keeper.starter import Child, SpawnStarter
 from spmd_encoder.launch_env import LaunchEnv
-from spmd_encoder.wire.messages import StoreReady, StoreSpec
+from spmd_encoder.wire.messages import FromWorker, StoreReady, StoreSpec
+from spmd_encoder.wire.streams import Stream, over_socket
 
 log = logging.getLogger(__name__)
 DEATHS_ALLOWED = 3
@@ -24,6 +25,7 @@ class StoreHost:
         self.port = env.master_port
         self._hosted_here = env.rank == 0 and not env.agent_store
         self._child: Child | None = None
+        self._stream: Stream[FromWorker] | None = None
 
     async def start(self) -> None:
         """Raises StartupError (exit code 3) where it cannot be hosted."""
@@ -31,7 +33,8 @@ class StoreHost:
             return
         # Spawned and not forked: it must outlive the nursery, or no replica could ever be formed anew.
         self._child = await SpawnStarter().start(StoreSpec(host=self.host, port=self.port))
-        ready = await self._child.stream.receive()
+        self._stream = await over_socket(self._child.sock, FromWorker)
+        ready = await self._stream.receive()
         if not isinstance(ready, StoreReady):
             await self._child.output.finished()
             lines = " | ".join(self._child.output.last_lines)

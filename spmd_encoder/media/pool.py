@@ -1,33 +1,179 @@
-"""Threads for decoding and preprocessing, off the event loop."""
+"""A pool of processes that decode and preprocess: off the event loop, off the forward's GIL, and expendable.
+
+A picture that kills its decoder costs that decoder and itself, nothing else. Each process answers one request after
+another over a socket pair; a thread per process waits for it, in system calls that hold no GIL.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-P = ParamSpec("P")
+from spmd_encoder.api.processes import StartedProcess
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.wire.messages import FromPreparer, Prepare, PreparedItem, PrepareFailed
+from spmd_encoder.wire.streams import FrameSocket
+
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+TRIES = 2
+"""A decoder may also be killed from outside: an item is to blame when it took two with it."""
+START_PAUSE_S = 0.5
+END_TIMEOUT_S = 2.0
 
 
-class MediaPool:
-    """At most `num_threads` jobs run at once; the others wait in order.
+@dataclass(frozen=True)
+class Prepared:
+    """What came back: `buffers` hold the tensors of `item.tensors`, in order, little-endian and C-order."""
 
-    A job whose caller is cancelled before it began never runs; one that runs already runs to its end unheard.
-    """
+    item: PreparedItem
+    buffers: list[bytearray]
 
-    def __init__(self, num_threads: int = 1) -> None:
-        if num_threads < 1:
-            raise ValueError(f"a pool needs at least one thread, not {num_threads}")
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="media")
 
-    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`function(*args)` in a thread. Raises what it raises, and RuntimeError once the pool is closed."""
-        job = self._threads.submit(function, *args, **kwargs)
-        return await asyncio.wrap_future(job)
+@dataclass
+class _Slot:
+    process: StartedProcess | None = None
+
+
+class PreparerPool:
+    """`start` starts one process. `on_change` is told whenever the set of processes (`pids`) has changed."""
+
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[StartedProcess]],
+        num_processes: int,
+        *,
+        timeout_s: float,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._start = start
+        self._timeout_s = timeout_s
+        self._on_change = on_change
+        self._slots = [_Slot() for _ in range(num_processes)]
+        self._idle: asyncio.Queue[_Slot] = asyncio.Queue()
+        self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="preparers")
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        for slot in self._slots:
+            self._keep(self._refill(slot))
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(slot.process.pid for slot in self._slots if slot.process is not None)
+
+    async def run(self, request: Prepare, media: bytes | memoryview) -> Prepared:
+        """Have one item prepared. Raises EncoderError: what the process says, or MEDIA_CORRUPT where the item killed
+        two processes or took longer than the timeout.
+
+        Cancelling it gives up the answer; the process is used again when it is done with the item.
+        """
+        slot = await self._idle.get()
+        return await asyncio.shield(self._keep(self._prepare(slot, request, media)))
 
     async def close(self) -> None:
-        """Cancel what waits and return when what runs has ended. May be called again."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
+        """Kill the processes. May be called again."""
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.process.kill()
+        await asyncio.gather(*list(self._tasks), return_exceptions=True)
+        for slot in self._slots:
+            process, slot.process = slot.process, None
+            if process is not None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
+                process.sock.close()
+        self._threads.shutdown(wait=False)
+
+    async def _prepare(self, slot: _Slot, request: Prepare, media: bytes | memoryview) -> Prepared:
+        try:
+            for _ in range(TRIES):
+                if slot.process is None:
+                    await self._fill(slot)
+                try:
+                    return await self._ask(slot, request, media)
+                except ConnectionError:
+                    await self._lose(slot)
+                    log.warning("a decoder died while it prepared item %s", request.digest)
+            raise EncoderError(
+                ErrorCode.MEDIA_CORRUPT, f"{TRIES} decoder processes died of this item; it is not tried again"
+            )
+        finally:
+            if not self._closed:
+                self._keep(self._refill(slot))
+
+    async def _ask(self, slot: _Slot, request: Prepare, media: bytes | memoryview) -> Prepared:
+        assert slot.process is not None
+        process, loop = slot.process, asyncio.get_running_loop()
+        exchange = loop.run_in_executor(self._threads, _exchange, process, request, media)
+        done, _ = await asyncio.wait({exchange}, timeout=self._timeout_s)
+        if not done:
+            process.kill()  # which also ends the exchange
+            await asyncio.wait({exchange})
+            await self._lose(slot)
+            raise EncoderError(
+                ErrorCode.MEDIA_CORRUPT,
+                f"the item was not decoded and preprocessed within {self._timeout_s:g} s (--preprocess-timeout-s)",
+            )
+        match exchange.result():
+            case PrepareFailed(code=code, message=message), _:
+                raise EncoderError(code, message)
+            case PreparedItem() as item, buffers:
+                return Prepared(item, buffers)
+
+    async def _lose(self, slot: _Slot) -> None:
+        process, slot.process = slot.process, None
+        if process is not None:
+            process.kill()
+            process.sock.close()
+            await process.wait()
+            self._on_change()
+
+    async def _fill(self, slot: _Slot) -> None:
+        slot.process = await self._start()
+        slot.process.sock.setblocking(True)
+        self._on_change()
+
+    async def _refill(self, slot: _Slot) -> None:
+        """Make the slot ready for the next item, and only then idle."""
+        while slot.process is None:
+            try:
+                await self._fill(slot)
+            except OSError as error:
+                log.error("a decoder process could not be started: %s", error)
+                await asyncio.sleep(START_PAUSE_S)
+        self._idle.put_nowait(slot)
+
+    def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """As a task that outlives whoever waits for it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, EncoderError):
+            log.error("preparing failed: %r", error)
+
+
+def _exchange(
+    process: StartedProcess, request: Prepare, media: bytes | memoryview
+) -> tuple[FromPreparer, list[bytearray]]:
+    """One question and its answer; blocks. Raises ConnectionError when the process has gone."""
+    wire: FrameSocket[FromPreparer] = FrameSocket(process.sock, FromPreparer)
+    wire.send(request, [media])
+    reply = wire.receive()
+    buffers = []
+    if isinstance(reply, PreparedItem):
+        for num_bytes in reply.tensor_bytes:
+            buffers.append(wire.receive_frame(num_bytes))
+    return reply, buffers

@@ -55,6 +55,18 @@ class LoadContext:
     group: dist.ProcessGroup
 
 
+class Preprocessor(ABC):
+    """A family's way from a picture to features: no weights, no device, no group. It runs in processes of its own."""
+
+    @abstractmethod
+    def cost_table(self) -> CostTable: ...
+
+    @abstractmethod
+    def preprocess(self, image: Image.Image) -> Features:
+        """RGB picture to features, with transformers' own processor. Raises EncoderError MEDIA_CORRUPT
+        for a picture that this family cannot take (for example an extreme aspect ratio), saying why."""
+
+
 class FamilyAdapter(ABC):
     """One loaded model (this rank's shard of it) and everything that is peculiar to its family."""
 
@@ -66,6 +78,7 @@ class FamilyAdapter(ABC):
     """The outputs that this model has, with the last dimension of each."""
     tower_bytes: int
     """Bytes of the parameters that this rank holds."""
+    preprocessor: Preprocessor
 
     @property
     def outputs(self) -> tuple[OutputKind, ...]:
@@ -86,17 +99,20 @@ class FamilyAdapter(ABC):
 
     @classmethod
     @abstractmethod
+    def load_preprocessor(cls, folder: Path) -> Preprocessor:
+        """Only what makes features for the checkpoint in `folder`. Raises StartupError, one sentence."""
+
+    @classmethod
+    @abstractmethod
     def tiny_checkpoint(cls, out: Path, seed: int) -> None:
         """Write a tiny random checkpoint of this family with its processor's configuration into `out`
         (made where missing). The same seed gives the same bytes on every machine."""
 
-    @abstractmethod
-    def cost_table(self) -> CostTable: ...
+    def cost_table(self) -> CostTable:
+        return self.preprocessor.cost_table()
 
-    @abstractmethod
     def preprocess(self, image: Image.Image) -> Features:
-        """RGB picture to features, with transformers' own processor. Raises EncoderError MEDIA_CORRUPT
-        for a picture that this family cannot take (for example an extreme aspect ratio), saying why."""
+        return self.preprocessor.preprocess(image)
 
     @abstractmethod
     def batch_key(self, features: Features) -> Hashable:

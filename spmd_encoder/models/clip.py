@@ -14,7 +14,7 @@ from spmd_encoder.api.types import OutputKind
 from spmd_encoder.models.base import LoadContext
 from spmd_encoder.models.checkpoint import read_config, shard_keys
 from spmd_encoder.models.contrastive import TINY_TEXT, TINY_VISION, encoder_plan
-from spmd_encoder.models.fixed_size import FixedSizeAdapter, input_size_of
+from spmd_encoder.models.fixed_size import FixedSizeAdapter, FixedSizePreprocessor, input_size_of
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.weights import from_folder, load_tower
 
@@ -35,10 +35,15 @@ class ClipAdapter(FixedSizeAdapter):
     leading_rows = 1
 
     @classmethod
-    def load(cls, folder: Path, context: LoadContext) -> ClipAdapter:
+    def load_preprocessor(cls, folder: Path) -> FixedSizePreprocessor:
         processor: Any = from_folder(CLIPImageProcessorPil, folder)
+        config, _ = _vision_config(folder)
+        return FixedSizePreprocessor(processor, input_size_of(config, processor, folder), config.patch_size)
+
+    @classmethod
+    def load(cls, folder: Path, context: LoadContext) -> ClipAdapter:
+        preprocessor = cls.load_preprocessor(folder)
         config, whole = _vision_config(folder)
-        size = input_size_of(config, processor, folder)
         if whole or any(_PROJECTION in keys for keys in shard_keys(folder).values()):
             plan = encoder_plan("vision_model.encoder.layers", config)
             model: Any = load_tower(CLIPVisionModelWithProjection, config, folder, "", plan, context)
@@ -47,7 +52,7 @@ class ClipAdapter(FixedSizeAdapter):
             model = load_tower(CLIPVisionModel, config, folder, "", encoder_plan("encoder.layers", config), context)
             width = config.hidden_size
         dims = {OutputKind.TOKENS: int(config.hidden_size), OutputKind.POOLED: int(width)}
-        return cls(model, processor, size, dims, context.device)
+        return cls(model, preprocessor, dims, context.device)
 
     def pooled(self, out: Any) -> Tensor:
         projected = isinstance(self._model, CLIPVisionModelWithProjection)

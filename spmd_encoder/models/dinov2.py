@@ -11,7 +11,7 @@ from transformers.models.dinov2.modeling_dinov2 import Dinov2Model
 
 from spmd_encoder.api.types import OutputKind
 from spmd_encoder.models.base import LoadContext
-from spmd_encoder.models.fixed_size import FixedSizeAdapter, input_size
+from spmd_encoder.models.fixed_size import FixedSizeAdapter, FixedSizePreprocessor, input_size
 from spmd_encoder.models.sharding import Split, TowerPlan, run_batched
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.weights import from_folder, load_tower
@@ -42,14 +42,19 @@ class Dinov2Adapter(FixedSizeAdapter):
     leading_rows = 1
 
     @classmethod
-    def load(cls, folder: Path, context: LoadContext) -> Dinov2Adapter:
+    def load_preprocessor(cls, folder: Path) -> FixedSizePreprocessor:
         processor: Any = from_folder(BitImageProcessorPil, folder)
         config: Any = from_folder(Dinov2Config, folder)
         # Any size will do: the model resamples its positions.
-        size = input_size(processor, folder)
+        return FixedSizePreprocessor(processor, input_size(processor, folder), config.patch_size)
+
+    @classmethod
+    def load(cls, folder: Path, context: LoadContext) -> Dinov2Adapter:
+        preprocessor = cls.load_preprocessor(folder)
+        config: Any = from_folder(Dinov2Config, folder)
         model = load_tower(Dinov2Model, config, folder, "", _plan(config), context)
         dims = {OutputKind.TOKENS: int(config.hidden_size), OutputKind.POOLED: int(config.hidden_size)}
-        return cls(model, processor, size, dims, context.device)
+        return cls(model, preprocessor, dims, context.device)
 
     @classmethod
     def tiny_checkpoint(cls, out: Path, seed: int) -> None:

@@ -14,9 +14,26 @@ from transformers import PreTrainedModel
 from spmd_encoder.api.cost import CostTable
 from spmd_encoder.api.types import Modality, OutputKind
 from spmd_encoder.errors import StartupError
-from spmd_encoder.models.base import FamilyAdapter, Features, TowerOutput
+from spmd_encoder.models.base import FamilyAdapter, Features, Preprocessor, TowerOutput
 from spmd_encoder.models.picture import run_processor
 from spmd_encoder.models.weights import real_bytes
+
+
+class FixedSizePreprocessor(Preprocessor):
+    """`pixel_values` `[1, 3, height, width]`, of `size` (height, width) whatever the picture's was."""
+
+    def __init__(self, processor: Any, size: tuple[int, int], patch: int) -> None:
+        self._processor = processor
+        self._patch = patch
+        self._grid = (1, size[0] // patch, size[1] // patch)
+
+    def cost_table(self) -> CostTable:
+        return CostTable(patch=self._patch, fixed_tokens=self._grid[1] * self._grid[2])
+
+    def preprocess(self, image: Image.Image) -> Features:
+        patches = self._grid[1] * self._grid[2]
+        pixels = run_processor(self._processor, image)["pixel_values"]
+        return Features(tensors={"pixel_values": pixels}, num_tokens=patches, cost=patches, grid=self._grid)
 
 
 class FixedSizeAdapter(FamilyAdapter):
@@ -29,27 +46,15 @@ class FixedSizeAdapter(FamilyAdapter):
     def __init__(
         self,
         model: PreTrainedModel,
-        processor: Any,
-        size: tuple[int, int],
+        preprocessor: Preprocessor,
         embedding_dims: Mapping[OutputKind, int],
         device: torch.device,
     ) -> None:
         self._model = model
-        self._processor = processor
+        self.preprocessor = preprocessor
         self._device = device
-        config: Any = model.config
-        self._patch = int(config.patch_size)
-        self._grid = (1, size[0] // self._patch, size[1] // self._patch)
         self.embedding_dims = embedding_dims
         self.tower_bytes = real_bytes(model)
-
-    def cost_table(self) -> CostTable:
-        return CostTable(patch=self._patch, fixed_tokens=self._grid[1] * self._grid[2])
-
-    def preprocess(self, image: Image.Image) -> Features:
-        patches = self._grid[1] * self._grid[2]
-        pixels = run_processor(self._processor, image)["pixel_values"]
-        return Features(tensors={"pixel_values": pixels}, num_tokens=patches, cost=patches, grid=self._grid)
 
     def batch_key(self, features: Features) -> Hashable:
         return ()

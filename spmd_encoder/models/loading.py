@@ -9,7 +9,7 @@ import torch
 
 from spmd_encoder.errors import StartupError
 from spmd_encoder.models import registry
-from spmd_encoder.models.base import FamilyAdapter, LoadContext
+from spmd_encoder.models.base import FamilyAdapter, LoadContext, Preprocessor
 from spmd_encoder.models.checkpoint import read_config, read_model_type
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -26,6 +26,11 @@ def adapter_class(entry: registry.FamilyEntry) -> type[FamilyAdapter]:
 def load_adapter(folder: Path, context: LoadContext) -> FamilyAdapter:
     """This rank's shard of the checkpoint. Collective over `context.group`. Raises StartupError."""
     return adapter_class(registry.find(read_model_type(folder))).load(folder, context)
+
+
+def load_preprocessor(folder: Path) -> Preprocessor:
+    """Only what makes features for the checkpoint in `folder`. Raises StartupError."""
+    return adapter_class(registry.find(read_model_type(folder))).load_preprocessor(folder)
 
 
 def resolve_dtype(wanted: str, folder: Path) -> torch.dtype:

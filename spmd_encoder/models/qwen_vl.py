@@ -16,7 +16,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from spmd_encoder.api.cost import CostTable
 from spmd_encoder.api.types import Modality, OutputKind
 from spmd_encoder.errors import StartupError
-from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, TowerOutput
+from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, Preprocessor, TowerOutput
 from spmd_encoder.models.picture import run_processor
 from spmd_encoder.models.sharding import Split, TowerPlan
 from spmd_encoder.models.weights import from_folder, load_tower, real_bytes
@@ -37,6 +37,33 @@ def _run_attention(attention: nn.Module, hidden: Tensor) -> Tensor:
 ATTENTION = Split(path="attn", columns=("qkv",), parts=3, row="proj", heads="num_heads", run=_run_attention)
 
 
+class QwenPreprocessor(Preprocessor):
+    """Patches of one picture, `[t * h * w, patch values]`, resized to a multiple of patch times merge per side."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+
+    def cost_table(self) -> CostTable:
+        size = self.processor.size
+        return CostTable(
+            patch=self.processor.patch_size,
+            merge=self.processor.merge_size,
+            min_pixels=size["shortest_edge"],
+            max_pixels=size["longest_edge"],
+        )
+
+    def preprocess(self, image: Image.Image) -> Features:
+        made = run_processor(self.processor, image)
+        pixels, grid = made["pixel_values"], made["image_grid_thw"]
+        t, h, w = (int(n) for n in grid[0])
+        return Features(
+            tensors={"pixel_values": pixels, "image_grid_thw": grid},
+            num_tokens=t * h * w // int(self.processor.merge_size) ** 2,
+            cost=t * h * w,
+            grid=(t, h, w),
+        )
+
+
 class QwenVLAdapter(FamilyAdapter):
     """`tokens` `[t * h * w / merge**2, dim]` in the order of the language model's placeholders.
 
@@ -47,11 +74,10 @@ class QwenVLAdapter(FamilyAdapter):
     model_class: ClassVar[type[PreTrainedModel]]
     config_class: ClassVar[type[PreTrainedConfig]]
 
-    def __init__(self, model: PreTrainedModel, processor: Any, device: torch.device) -> None:
+    def __init__(self, model: PreTrainedModel, preprocessor: Preprocessor, device: torch.device) -> None:
         self._model = model
-        self._processor = processor
+        self.preprocessor = preprocessor
         self._device = device
-        self._merge_area = int(processor.merge_size) ** 2
         vision: Any = model.config.vision_config
         self.embedding_dims = {OutputKind.TOKENS: self.width(vision)}
         self.tower_bytes = real_bytes(model)
@@ -67,8 +93,13 @@ class QwenVLAdapter(FamilyAdapter):
         """Values of one row that a tower with this vision configuration gives."""
 
     @classmethod
+    def load_preprocessor(cls, folder: Path) -> QwenPreprocessor:
+        return QwenPreprocessor(from_folder(Qwen2VLImageProcessorPil, folder))
+
+    @classmethod
     def load(cls, folder: Path, context: LoadContext) -> Self:
-        processor: Any = from_folder(Qwen2VLImageProcessorPil, folder)
+        preprocessor = cls.load_preprocessor(folder)
+        processor = preprocessor.processor
         config: Any = from_folder(cls.config_class, folder)
         vision = config.vision_config
         made = (processor.patch_size, processor.merge_size, processor.temporal_patch_size)
@@ -79,27 +110,7 @@ class QwenVLAdapter(FamilyAdapter):
                 f"but config.json asks for {taken}"
             )
         model = load_tower(cls.model_class, config, folder, TOWER, cls.plan(vision), context)
-        return cls(model, processor, context.device)
-
-    def cost_table(self) -> CostTable:
-        size = self._processor.size
-        return CostTable(
-            patch=self._processor.patch_size,
-            merge=self._processor.merge_size,
-            min_pixels=size["shortest_edge"],
-            max_pixels=size["longest_edge"],
-        )
-
-    def preprocess(self, image: Image.Image) -> Features:
-        made = run_processor(self._processor, image)
-        pixels, grid = made["pixel_values"], made["image_grid_thw"]
-        t, h, w = (int(n) for n in grid[0])
-        return Features(
-            tensors={"pixel_values": pixels, "image_grid_thw": grid},
-            num_tokens=t * h * w // self._merge_area,
-            cost=t * h * w,
-            grid=(t, h, w),
-        )
+        return cls(model, preprocessor, context.device)
 
     def batch_key(self, features: Features) -> Hashable:
         return ()

@@ -11,7 +11,7 @@ from transformers.models.siglip.modeling_siglip import SiglipModel, SiglipVision
 
 from spmd_encoder.models.base import LoadContext
 from spmd_encoder.models.contrastive import TINY_TEXT, TINY_VISION, encoder_plan, pooling_head_dims
-from spmd_encoder.models.fixed_size import FixedSizeAdapter, input_size_of
+from spmd_encoder.models.fixed_size import FixedSizeAdapter, FixedSizePreprocessor, input_size_of
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.weights import from_folder, load_tower
 
@@ -24,13 +24,18 @@ class SiglipAdapter(FixedSizeAdapter):
     family = "siglip"
 
     @classmethod
-    def load(cls, folder: Path, context: LoadContext) -> SiglipAdapter:
+    def load_preprocessor(cls, folder: Path) -> FixedSizePreprocessor:
         processor: Any = from_folder(SiglipImageProcessorPil, folder)
         # Of a whole checkpoint's configuration this class takes the vision half.
         config: Any = from_folder(SiglipVisionConfig, folder)
-        size = input_size_of(config, processor, folder)
+        return FixedSizePreprocessor(processor, input_size_of(config, processor, folder), config.patch_size)
+
+    @classmethod
+    def load(cls, folder: Path, context: LoadContext) -> SiglipAdapter:
+        preprocessor = cls.load_preprocessor(folder)
+        config: Any = from_folder(SiglipVisionConfig, folder)
         model = load_tower(SiglipVisionModel, config, folder, "", encoder_plan("encoder.layers", config), context)
-        return cls(model, processor, size, pooling_head_dims(config), context.device)
+        return cls(model, preprocessor, pooling_head_dims(config), context.device)
 
     @classmethod
     def tiny_checkpoint(cls, out: Path, seed: int) -> None:

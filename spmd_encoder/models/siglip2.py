@@ -17,11 +17,33 @@ from transformers.models.siglip2.modeling_siglip2 import Siglip2Model, Siglip2Vi
 from spmd_encoder.api.cost import CostTable
 from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import StartupError
-from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, TowerOutput
+from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, Preprocessor, TowerOutput
 from spmd_encoder.models.contrastive import TINY_TEXT, TINY_VISION, encoder_plan, pooling_head_dims
 from spmd_encoder.models.picture import run_processor
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.weights import from_folder, load_tower, real_bytes
+
+
+class Siglip2Preprocessor(Preprocessor):
+    """Patches of one picture, `[h * w, patch values]`, scaled up or down to near the most that the processor allows."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+
+    def cost_table(self) -> CostTable:
+        # Small pictures are scaled up: nearly all come close to the most.
+        return CostTable(patch=self.processor.patch_size, fixed_tokens=self.processor.max_num_patches)
+
+    def preprocess(self, image: Image.Image) -> Features:
+        made = run_processor(self.processor, image)
+        h, w = (int(n) for n in made["spatial_shapes"][0])
+        # The processor pads every picture to the most patches. What a batch really needs, `pack` adds.
+        return Features(
+            tensors={"pixel_values": made["pixel_values"][0, : h * w], "spatial_shapes": made["spatial_shapes"]},
+            num_tokens=h * w,
+            cost=h * w,
+            grid=(1, h, w),
+        )
 
 
 class Siglip2Adapter(FamilyAdapter):
@@ -36,16 +58,21 @@ class Siglip2Adapter(FamilyAdapter):
     family = "siglip2"
     modalities = (Modality.IMAGE,)
 
-    def __init__(self, model: Siglip2VisionModel, processor: Any, device: torch.device) -> None:
+    def __init__(self, model: Siglip2VisionModel, preprocessor: Preprocessor, device: torch.device) -> None:
         self._model = model
-        self._processor = processor
+        self.preprocessor = preprocessor
         self._device = device
         self.embedding_dims = pooling_head_dims(model.config)
         self.tower_bytes = real_bytes(model)
 
     @classmethod
+    def load_preprocessor(cls, folder: Path) -> Siglip2Preprocessor:
+        return Siglip2Preprocessor(from_folder(Siglip2ImageProcessorPil, folder))
+
+    @classmethod
     def load(cls, folder: Path, context: LoadContext) -> Siglip2Adapter:
-        processor: Any = from_folder(Siglip2ImageProcessorPil, folder)
+        preprocessor = cls.load_preprocessor(folder)
+        processor = preprocessor.processor
         # Of a whole checkpoint's configuration this class takes the vision half.
         config: Any = from_folder(Siglip2VisionConfig, folder)
         if processor.patch_size != config.patch_size:
@@ -54,7 +81,7 @@ class Siglip2Adapter(FamilyAdapter):
                 f"but config.json asks for {config.patch_size}"
             )
         model = load_tower(Siglip2VisionModel, config, folder, "", encoder_plan("encoder.layers", config), context)
-        return cls(model, processor, context.device)
+        return cls(model, preprocessor, context.device)
 
     @classmethod
     def tiny_checkpoint(cls, out: Path, seed: int) -> None:
@@ -63,21 +90,6 @@ class Siglip2Adapter(FamilyAdapter):
             vision_config={**TINY_VISION, "patch_size": 16, "num_patches": 36},
         )
         write_random(Siglip2Model, config, Siglip2ImageProcessorPil(patch_size=16, max_num_patches=64), out, seed)
-
-    def cost_table(self) -> CostTable:
-        # Small pictures are scaled up: nearly all come close to the most.
-        return CostTable(patch=self._processor.patch_size, fixed_tokens=self._processor.max_num_patches)
-
-    def preprocess(self, image: Image.Image) -> Features:
-        made = run_processor(self._processor, image)
-        h, w = (int(n) for n in made["spatial_shapes"][0])
-        # The processor pads every picture to the most patches. What a batch really needs, `pack` adds.
-        return Features(
-            tensors={"pixel_values": made["pixel_values"][0, : h * w], "spatial_shapes": made["spatial_shapes"]},
-            num_tokens=h * w,
-            cost=h * w,
-            grid=(1, h, w),
-        )
 
     def batch_key(self, features: Features) -> Hashable:
         return ()

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Origin:
-    """The process that logs. `role`: keeper, worker, nursery."""
+    """The process that logs. `role`: keeper, worker, preparer, nursery."""
 
     rank: int
     dp_rank: int

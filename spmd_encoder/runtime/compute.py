@@ -12,6 +12,7 @@ from pathlib import Path
 
 import setproctitle
 
+from spmd_encoder.api.processes import ProcessStarter
 from spmd_encoder.config import Config, cache_dir
 from spmd_encoder.distributed.groups import TorchStore, agree, connect_store
 from spmd_encoder.distributed.layout import Layout
@@ -21,7 +22,7 @@ from spmd_encoder.models.checkpoint import resolve_checkpoint
 from spmd_encoder.observability.logging import Origin, set_up_logging
 from spmd_encoder.runtime.facts import versions_fact, weights_fact
 from spmd_encoder.runtime.local import EncoderRuntime, launch_local_runtime
-from spmd_encoder.wire.messages import Beat, Joined, StopWorker, WorkerFailing, WorkerSpec, WorldRecord
+from spmd_encoder.wire.messages import Beat, Joined, PreparerSpec, StopWorker, WorkerFailing, WorkerSpec, WorldRecord
 from spmd_encoder.wire.streams import Pipe, Stream, over_socket
 from spmd_encoder.worker.compute import ComputeThread
 
@@ -36,8 +37,11 @@ class _StartAbortedError(Exception):
     """A member fell out between roll call and agreement: this worker ends and its successor answers a new call."""
 
 
-def run_worker(spec: WorkerSpec, pipe: Pipe) -> int:
-    """The worker's whole life; returns its exit code. Every end is one line, and told to the keeper."""
+def run_worker(spec: WorkerSpec, pipe: Pipe, starter: ProcessStarter[PreparerSpec]) -> int:
+    """The worker's whole life; returns its exit code. Every end is one line, and told to the keeper.
+
+    `starter` starts the processes that decode and preprocess for it.
+    """
     preloaded = "transformers.modeling_utils" in sys.modules
     config = Config.from_json(spec.config)
     layout = Layout(spec.dp_size, spec.tp_size)
@@ -46,7 +50,7 @@ def run_worker(spec: WorkerSpec, pipe: Pipe) -> int:
     setproctitle.setproctitle(origin.title())
     set_up_logging(origin, config.observability.log_level, config.observability.log_format)
     try:
-        asyncio.run(_live(spec, config, layout, pipe, preloaded))
+        asyncio.run(_live(spec, config, layout, pipe, starter, preloaded))
         return 0
     except StartupError as error:
         pipe.send(WorkerFailing(reason=error.message, exit_code=error.exit_code, fatal=True))
@@ -62,10 +66,17 @@ def run_worker(spec: WorkerSpec, pipe: Pipe) -> int:
         return EXIT_WORKER_DIED
 
 
-async def _live(spec: WorkerSpec, config: Config, layout: Layout, pipe: Pipe, preloaded: bool) -> None:
+async def _live(
+    spec: WorkerSpec,
+    config: Config,
+    layout: Layout,
+    pipe: Pipe,
+    starter: ProcessStarter[PreparerSpec],
+    preloaded: bool,
+) -> None:
     compute = ComputeThread()
     async with AsyncExitStack() as stack:
-        life = _Life(spec, config, layout, pipe, compute, stack)
+        life = _Life(spec, config, layout, pipe, starter, compute, stack)
         beats = asyncio.create_task(life.beat(preloaded))
         work = asyncio.create_task(life.work())
         stop = asyncio.create_task(life.wait_for_stop())
@@ -89,6 +100,7 @@ class _Life:
         config: Config,
         layout: Layout,
         pipe: Pipe,
+        starter: ProcessStarter[PreparerSpec],
         compute: ComputeThread,
         stack: AsyncExitStack,
     ) -> None:
@@ -96,6 +108,7 @@ class _Life:
         self._config = config
         self._layout = layout
         self._pipe = pipe
+        self._starter = starter
         self._compute = compute
         self._stack = stack
         self._runtime: EncoderRuntime | None = None
@@ -110,7 +123,15 @@ class _Life:
             world = await self._compute.submit(lambda: join_world(spec, config, self._layout, folder, self._pipe))
         self._pipe.send(Joined(world=world))
         self._runtime = await launch_local_runtime(
-            spec, config, self._layout, world, folder, compute=self._compute, pipe=self._pipe, stack=self._stack
+            spec,
+            config,
+            self._layout,
+            world,
+            folder,
+            compute=self._compute,
+            pipe=self._pipe,
+            starter=self._starter,
+            stack=self._stack,
         )
         await self._runtime.serve()
 
@@ -118,7 +139,8 @@ class _Life:
         while True:
             last_order = self._runtime.last_order if self._runtime else -1
             busy_s = self._compute.busy_s if self._runtime else 0.0
-            self._pipe.send(Beat(last_order=last_order, busy_s=busy_s, preloaded=preloaded))
+            preparers = self._runtime.preparers if self._runtime else ()
+            self._pipe.send(Beat(last_order=last_order, busy_s=busy_s, preloaded=preloaded, preparers=preparers))
             await asyncio.sleep(BEAT_S)
 
     async def wait_for_stop(self) -> None:

@@ -1,20 +1,20 @@
-"""The scheduler's engine on a leader: media pool for preparation, the TP group for the forward."""
+"""The scheduler's engine on a leader: processes that decode and preprocess, the TP group for the forward."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from spmd_encoder.api.types import OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.media.image import decode
-from spmd_encoder.media.pool import MediaPool
+from spmd_encoder.media.pool import PreparerPool
 from spmd_encoder.models.base import FamilyAdapter, Features, TowerOutput
+from spmd_encoder.runtime.features import features_of, tensor_bytes
 from spmd_encoder.scheduler.scheduler import BatchResult, EngineOutput, Prepared
-from spmd_encoder.wire.messages import Job
+from spmd_encoder.wire.messages import Job, Prepare
 from spmd_encoder.worker.encoder import ForwardResult
 from spmd_encoder.worker.faults import Faults
 from spmd_encoder.worker.worker import LeaderWorker
@@ -33,31 +33,25 @@ class PreparedImage:
 class TowerEngine:
     """Implements `scheduler.Engine`."""
 
-    def __init__(
-        self, adapter: FamilyAdapter, worker: LeaderWorker, pool: MediaPool, faults: Faults, *, max_image_pixels: int
-    ) -> None:
+    def __init__(self, adapter: FamilyAdapter, worker: LeaderWorker, pool: PreparerPool, faults: Faults) -> None:
         self._adapter = adapter
         self._worker = worker
         self._pool = pool
         self._faults = faults
-        self._max_image_pixels = max_image_pixels
 
     async def prepare(self, job: Job, media: memoryview) -> PreparedImage:
-        return await self._pool.run(self._prepare, job, media)
-
-    def _prepare(self, job: Job, media: memoryview) -> PreparedImage:
-        self._faults.before_preprocess(job.digest)
         if job.output is not None and job.output not in self._adapter.outputs:
             raise EncoderError(
                 ErrorCode.INVALID_REQUEST,
                 f"this model has no {job.output} output; it has: {', '.join(self._adapter.outputs)}",
             )
-        features = self._adapter.preprocess(decode(media, max_pixels=self._max_image_pixels))
+        request = Prepare(digest=job.digest, modality=job.modality, media_bytes=len(media))
+        features = features_of(await self._pool.run(request, media))
         return PreparedImage(features, self._adapter.batch_key(features))
 
     async def run(self, jobs: Sequence[Job], items: Sequence[Prepared]) -> BatchResult:
         features = [item.features for item in items if isinstance(item, PreparedImage)]
-        tensors = await self._pool.run(self._adapter.pack, features)
+        tensors = await asyncio.to_thread(self._adapter.pack, features)
 
         def before() -> None:
             self._faults.before_forward(job.digest for job in jobs)
@@ -88,9 +82,3 @@ def finish(kind: OutputKind, features: Features, output: TowerOutput) -> EngineO
         grid=features.grid,
         data=tensor_bytes(tensor),
     )
-
-
-def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The tensor's bytes without a copy where it is contiguous already."""
-    flat = tensor.contiguous().view(-1).view(torch.uint8)
-    return flat.numpy().data

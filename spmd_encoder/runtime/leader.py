@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import assert_never
 
+from spmd_encoder.media.pool import PreparerPool
 from spmd_encoder.scheduler.scheduler import EncoderScheduler
 from spmd_encoder.wire.codec import WireError
 from spmd_encoder.wire.messages import Cancel, Encode, Heartbeat, Hello, ToScheduler
@@ -18,16 +19,26 @@ HEARTBEAT_S = 0.5
 
 class LeaderLoop:
     def __init__(
-        self, scheduler: EncoderScheduler, dealer: DealerSocket[ToScheduler], worker: LeaderWorker, hello: Hello
+        self,
+        scheduler: EncoderScheduler,
+        dealer: DealerSocket[ToScheduler],
+        worker: LeaderWorker,
+        pool: PreparerPool,
+        hello: Hello,
     ) -> None:
         self._scheduler = scheduler
         self._dealer = dealer
         self._worker = worker
+        self._pool = pool
         self._hello = hello
 
     @property
     def last_order(self) -> int:
         return self._worker.last_order
+
+    @property
+    def preparers(self) -> tuple[int, ...]:
+        return self._pool.pids
 
     async def serve(self) -> None:
         self._dealer.send(self._hello)

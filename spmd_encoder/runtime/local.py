@@ -14,12 +14,13 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from spmd_encoder.api.processes import ProcessStarter
 from spmd_encoder.api.types import ModelInfo
 from spmd_encoder.config import Config
 from spmd_encoder.distributed.channel import FollowerChannel, LeaderChannel
 from spmd_encoder.distributed.groups import TorchStore, connect_store, epoch_scope, form_tp_group
 from spmd_encoder.distributed.layout import Layout
-from spmd_encoder.media.pool import MediaPool
+from spmd_encoder.media.pool import PreparerPool
 from spmd_encoder.models.base import FamilyAdapter, LoadContext
 from spmd_encoder.models.checkpoint import read_model_type
 from spmd_encoder.models.demo import is_random
@@ -28,11 +29,11 @@ from spmd_encoder.runtime.engine import TowerEngine
 from spmd_encoder.runtime.leader import LeaderLoop
 from spmd_encoder.scheduler.batcher import Batcher
 from spmd_encoder.scheduler.scheduler import EncoderScheduler
-from spmd_encoder.wire.messages import PROTOCOL_VERSION, Hello, ToScheduler, WorkerSpec, WorldRecord
+from spmd_encoder.wire.messages import PROTOCOL_VERSION, Hello, PreparerSpec, ToScheduler, WorkerSpec, WorldRecord
 from spmd_encoder.wire.sockets import Context, DealerSocket, new_context
 from spmd_encoder.wire.streams import Pipe
 from spmd_encoder.worker.compute import ComputeThread
-from spmd_encoder.worker.device import pick_device, set_thread_count
+from spmd_encoder.worker.device import default_preparers, pick_device, set_thread_count
 from spmd_encoder.worker.encoder import MMEncoder
 from spmd_encoder.worker.faults import Faults
 from spmd_encoder.worker.worker import FollowerWorker, LeaderWorker
@@ -53,6 +54,9 @@ class RankLoop(Protocol):
     @property
     def last_order(self) -> int: ...
 
+    @property
+    def preparers(self) -> tuple[int, ...]: ...
+
 
 @dataclass
 class EncoderRuntime:
@@ -72,6 +76,11 @@ class EncoderRuntime:
     def last_order(self) -> int:
         return self.loop.last_order
 
+    @property
+    def preparers(self) -> tuple[int, ...]:
+        """Pids of the processes that prepare items; none on a follower."""
+        return self.loop.preparers
+
 
 @dataclass(frozen=True)
 class _Place:
@@ -84,6 +93,7 @@ class _Place:
     folder: Path
     compute: ComputeThread
     pipe: Pipe
+    starter: ProcessStarter[PreparerSpec]
     stack: AsyncExitStack
     context: Context
 
@@ -105,6 +115,7 @@ async def launch_local_runtime(
     *,
     compute: ComputeThread,
     pipe: Pipe,
+    starter: ProcessStarter[PreparerSpec],
     stack: AsyncExitStack,
 ) -> EncoderRuntime:
     """Form the TP group of this epoch, load this rank's shard and, on the leader, say hello to the dispatcher.
@@ -113,7 +124,7 @@ async def launch_local_runtime(
     """
     context = new_context()
     stack.callback(context.destroy, linger=0)
-    place = _Place(spec, config, layout, world, folder, compute, pipe, stack, context)
+    place = _Place(spec, config, layout, world, folder, compute, pipe, starter, stack, context)
     build = _build_leader if layout.is_leader(spec.rank) else _build_follower
     started = time.monotonic()
     loop = await build(place)
@@ -127,13 +138,14 @@ async def _build_leader(place: _Place) -> RankLoop:
     faults = Faults.parse(config.faults)
     channel = _open_channel(place)
     place.stack.callback(channel.close)
+    # They start while this rank loads.
+    pool = _open_pool(place)
+    place.stack.push_async_callback(pool.close)
     started = time.monotonic()
     encoder = await place.compute.submit(lambda: _load(place, orders_address=channel.address))
     await channel.wait_for_followers(config.lifecycle.collective_timeout_s)
     worker = LeaderWorker(encoder, place.compute, channel)
-    pool = MediaPool()
-    place.stack.push_async_callback(pool.close)
-    engine = TowerEngine(encoder.adapter, worker, pool, faults, max_image_pixels=config.server.max_image_pixels)
+    engine = TowerEngine(encoder.adapter, worker, pool, faults)
     name = f"replica{place.replica}-epoch{spec.epoch}-{spec.keeper_id}".encode()
     dealer: DealerSocket[ToScheduler] = DealerSocket(
         place.context, ToScheduler, secret=place.world.token, name=name, address=place.world.work_address
@@ -156,7 +168,7 @@ async def _build_leader(place: _Place) -> RankLoop:
         load_s=time.monotonic() - started,
         tower_bytes=encoder.adapter.tower_bytes,
     )
-    return LeaderLoop(scheduler, dealer, worker, hello)
+    return LeaderLoop(scheduler, dealer, worker, pool, hello)
 
 
 async def _build_follower(place: _Place) -> RankLoop:
@@ -182,6 +194,27 @@ class FollowerLoop:
     @property
     def last_order(self) -> int:
         return self._worker.last_order
+
+    @property
+    def preparers(self) -> tuple[int, ...]:
+        return ()
+
+
+def _open_pool(place: _Place) -> PreparerPool:
+    config, spec = place.config, place.spec
+    preparer = PreparerSpec(
+        config=spec.config,
+        folder=str(place.folder),
+        rank=spec.rank,
+        dp_rank=place.replica,
+        tp_rank=place.tp_rank,
+        epoch=spec.epoch,
+    )
+    return PreparerPool(
+        lambda: place.starter.start(preparer),
+        config.limits.preparers or default_preparers(spec.local_world_size),
+        timeout_s=config.limits.preprocess_timeout_s,
+    )
 
 
 def _open_channel(place: _Place) -> LeaderChannel:

@@ -1,7 +1,7 @@
 """EncoderScheduler: continuous batching on a replica's leader, between the dispatcher's socket and the tower.
 
-Lives on the worker's loop thread. Preparation (decode and preprocess) runs in the media pool, the forward on the
-compute thread; this file only decides and moves.
+Lives on the worker's loop thread. Preparation (decode and preprocess) runs in processes of its own, the forward on
+the compute thread; this file only decides and moves.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class PendingRequest:
 
 
 class EncoderScheduler:
-    """`reply` sends a message (and frames) to the dispatcher, `note` tells the keeper what is being worked on."""
+    """`reply` sends a message (and frames) to the dispatcher, `note` tells the keeper what is in the tower."""
 
     def __init__(
         self,
@@ -151,7 +151,6 @@ class EncoderScheduler:
             if pending.deadline <= self._clock():
                 self._expire(pending)
                 continue
-            self._note(Began(job_ids=(job_id,)))
             pending.preparing = asyncio.ensure_future(self._prepare(pending))
         self._work.set()
 
@@ -188,8 +187,11 @@ class EncoderScheduler:
         jobs = [pending.job for pending in batch]
         items = [pending.features for pending in batch if pending.features is not None]
         started = self._clock()
+        job_ids = tuple(job.job_id for job in jobs)
+        self._note(Began(job_ids=job_ids))
         result = await self._engine.run(jobs, items)
-        self._batcher.finished([job.job_id for job in jobs])
+        self._note(Ended(job_ids=job_ids))
+        self._batcher.finished(list(job_ids))
         for pending, outcome in zip(batch, result.outcomes, strict=True):
             if isinstance(outcome, EncoderError):
                 self._fail(pending, outcome)
@@ -216,7 +218,6 @@ class EncoderScheduler:
             times=times,
         )
         self._reply(message, (output.data,))
-        self._note(Ended(job_ids=(pending.job.job_id,)))
 
     def _fail_if_here(self, job_id: int, error: EncoderError) -> None:
         if (pending := self._pending.get(job_id)) is not None:
@@ -237,7 +238,6 @@ class EncoderScheduler:
         self._batcher.remove(job_id)
         if pending.preparing is not None:
             pending.preparing.cancel()
-            self._note(Ended(job_ids=(job_id,)))
 
 
 def _failed(job: Job, error: EncoderError) -> Failed:

@@ -151,6 +151,7 @@ class WorkerStarted(Message, frozen=True):
     rank: int
     epoch: int
     process: ProcessInfo
+    preparers: tuple[ProcessInfo, ...] = ()
 
 
 class WorkerExited(Message, frozen=True):
@@ -268,7 +269,18 @@ class StoreSpec(Message, frozen=True):
     port: int
 
 
-ChildSpec = WorkerSpec | StoreSpec
+class PreparerSpec(Message, frozen=True):
+    """Decode and preprocess items for the leader of a replica; `folder` holds the checkpoint."""
+
+    config: str
+    folder: str
+    rank: int
+    dp_rank: int
+    tp_rank: int
+    epoch: int
+
+
+ChildSpec = WorkerSpec | StoreSpec | PreparerSpec
 
 
 # worker -> keeper (the same socket pair)
@@ -281,15 +293,16 @@ class Joined(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """The worker's loop is alive."""
+    """The worker's loop is alive. `preparers`: pids of the processes that prepare items for it."""
 
     last_order: int
     busy_s: float
     preloaded: bool
+    preparers: tuple[int, ...] = ()
 
 
 class Began(Message, frozen=True):
-    """These jobs are about to be worked on: whoever finds the worker dead suspects them."""
+    """These jobs are about to go through the tower: whoever finds the worker dead suspects them."""
 
     job_ids: tuple[int, ...]
 
@@ -313,6 +326,38 @@ class StoreReady(Message, frozen=True):
 
 
 FromWorker = Joined | Beat | Began | Ended | WorkerFailing | StoreReady
+
+
+# worker -> preparer (the socket pair that the preparer was started with)
+
+
+class Prepare(Message, frozen=True):
+    """Followed by one frame of `media_bytes`: the item's file."""
+
+    digest: str
+    modality: Modality
+    media_bytes: int
+
+
+# preparer -> worker
+
+
+class PreparedItem(Message, frozen=True):
+    """Followed by one frame per tensor, of `tensor_bytes` each: little-endian C-order bytes."""
+
+    num_tokens: int
+    cost: int
+    grid: tuple[int, int, int] | None
+    tensors: tuple[TensorSpec, ...]
+    tensor_bytes: tuple[int, ...]
+
+
+class PrepareFailed(Message, frozen=True):
+    code: ErrorCode
+    message: str
+
+
+FromPreparer = PreparedItem | PrepareFailed
 
 
 # keeper -> worker

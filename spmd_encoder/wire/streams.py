@@ -10,6 +10,7 @@ import select
 import socket
 import struct
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -93,6 +94,46 @@ class Pipe:
             if not chunk:
                 raise ConnectionError("the peer has gone")
             data += chunk
+        return data
+
+
+class FrameSocket(Generic[M]):
+    """A blocking socket over which messages with raw frames after them go both ways; for one thread at a time.
+
+    The sizes of the frames stand in the message before them. All methods raise ConnectionError when the peer has gone.
+    """
+
+    def __init__(self, sock: socket.socket, union: Any) -> None:
+        self._sock = sock
+        self._codec: Codec[M] = Codec(union)
+
+    def send(self, message: Message, frames: Iterable[bytes | memoryview] = ()) -> None:
+        body = self._codec.encode(message)
+        try:
+            self._sock.sendall(_LENGTH.pack(len(body)) + body)
+            for frame in frames:
+                self._sock.sendall(frame)
+        except OSError as error:
+            raise ConnectionError(f"the peer has gone ({error})") from None
+
+    def receive(self) -> M:
+        """The next message. Raises WireError for anything that is no message."""
+        (length,) = _LENGTH.unpack(self.receive_frame(_LENGTH.size))
+        if length > MAX_FRAME_BYTES:
+            raise WireError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+        return self._codec.decode(self.receive_frame(length))
+
+    def receive_frame(self, num_bytes: int) -> bytearray:
+        data = bytearray(num_bytes)
+        left = memoryview(data)
+        while left:
+            try:
+                count = self._sock.recv_into(left)
+            except OSError as error:
+                raise ConnectionError(f"the peer has gone ({error})") from None
+            if not count:
+                raise ConnectionError("the peer has gone")
+            left = left[count:]
         return data
 
 

@@ -29,6 +29,15 @@ def pick_device(wanted: str, local_rank: int) -> tuple[torch.device, str]:
 
 def set_thread_count(local_world_size: int) -> int:
     """Compute threads of this rank: the node's cores shared out, never oversubscribed."""
-    threads = max(1, len(os.sched_getaffinity(0)) // local_world_size if hasattr(os, "sched_getaffinity") else 1)
+    threads = max(1, _num_cores() // local_world_size)
     torch.set_num_threads(threads)
     return threads
+
+
+def default_preparers(local_world_size: int) -> int:
+    """Decoder processes of a leader: half of its share of the node's cores, 1 to 8."""
+    return min(8, max(1, _num_cores() // (2 * local_world_size)))
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

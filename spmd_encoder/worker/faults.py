@@ -2,8 +2,8 @@
 
 `SPMD_ENCODER_FAULTS` holds `<action>@<digest>` entries, comma separated; the digest is an item's
 `sha256:<hex>`; the action is `kill` (SIGKILL to the worker before the forward), `raise` (an exception in the
-forward), `hang` (the compute thread never returns), `decode-kill` (SIGKILL while preprocessing) or `slow` (one more
-second before the forward).
+forward), `hang` (the compute thread never returns), `slow` (one more second before the forward), `decode-kill`
+(SIGKILL to the process that decodes) or `decode-hang` (which then never answers).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from spmd_encoder.errors import StartupError
 
-ACTIONS = ("kill", "raise", "hang", "decode-kill", "slow")
+ACTIONS = ("kill", "raise", "hang", "slow", "decode-kill", "decode-hang")
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,13 @@ class Faults:
         return cls(entries)
 
     def before_preprocess(self, digest: str) -> None:
-        if self.by_digest.get(digest) == "decode-kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+        match self.by_digest.get(digest):
+            case "decode-kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "decode-hang":
+                _hang()
+            case _:
+                pass
 
     def before_forward(self, digests: Iterable[str]) -> None:
         for digest in digests:
@@ -45,9 +51,13 @@ class Faults:
                 case "raise":
                     raise RuntimeError("injected fault")
                 case "hang":
-                    while True:
-                        time.sleep(3600)
+                    _hang()
                 case "slow":
                     time.sleep(1.0)
                 case _:
                     pass
+
+
+def _hang() -> NoReturn:
+    while True:
+        time.sleep(3600)

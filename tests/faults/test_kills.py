@@ -18,7 +18,7 @@ from tests.harness.load import Load
 from tests.harness.reference import QwenReference
 from tests.harness.world import World, noise_png, off_by, vector
 
-KILLER, RAISER, HANGER, DECODE_KILLER, FLOOD = (noise_png(900 + i, 84, 84) for i in range(5))
+KILLER, RAISER, HANGER, DECODE_KILLER, DECODE_HANGER, FLOOD = (noise_png(900 + i, 84, 84) for i in range(6))
 
 
 def digest(picture: bytes) -> str:
@@ -32,6 +32,7 @@ FAULTS = ",".join(
         ("raise", RAISER),
         ("hang", HANGER),
         ("decode-kill", DECODE_KILLER),
+        ("decode-hang", DECODE_HANGER),
         ("kill", FLOOD),
     )
 )
@@ -52,7 +53,7 @@ def expected(qwen_tiny: Path, pictures: list[bytes]) -> list[np.ndarray[Any, Any
 def world(request: pytest.FixtureRequest, qwen_tiny: Path) -> Iterator[World]:
     flags = (
         *("--model-path", str(qwen_tiny), "--tp-size", "2", "--worker-start", request.param),
-        *("--stall-timeout-s", "4", "--batch-timeout-s", "6"),
+        *("--stall-timeout-s", "4", "--batch-timeout-s", "6", "--preprocess-timeout-s", "3"),
     )
     with World(*flags, nproc=4, env={"SPMD_ENCODER_FAULTS": FAULTS}) as world:
         yield world.start().wait_ready(replicas=2)
@@ -96,8 +97,8 @@ def test_a_worker_falls_and_no_client_notices(
 
 @pytest.mark.parametrize(
     ("picture", "what"),
-    [(KILLER, "kill"), (RAISER, "raise"), (DECODE_KILLER, "decode-kill"), (HANGER, "hang")],
-    ids=["kill", "raise", "decode-kill", "hang"],
+    [(KILLER, "kill"), (RAISER, "raise"), (HANGER, "hang")],
+    ids=["kill", "raise", "hang"],
 )
 def test_a_poison_input_costs_at_most_two_deaths(
     world: World, pictures: list[bytes], expected: list[np.ndarray[Any, Any]], picture: bytes, what: str
@@ -116,6 +117,39 @@ def test_a_poison_input_costs_at_most_two_deaths(
     assert again.json()["error"]["code"] == "WORKER_DIED"
     world.wait_for("healing", lambda: world.info()["ready"]["replicas_ready"] == 2)
     assert sum(world.epoch(replica) for replica in (0, 1)) - epochs <= 2
+
+
+@pytest.mark.parametrize("picture", [DECODE_KILLER, DECODE_HANGER], ids=["kill", "hang"])
+def test_a_picture_that_ends_its_decoder_costs_itself_alone(
+    world: World, pictures: list[bytes], expected: list[np.ndarray[Any, Any]], picture: bytes
+) -> None:
+    before = [world.epoch(0), world.epoch(1)]
+    for _ in range(2):
+        first, poison, last = world.post([pictures[0], picture, pictures[1]]).json()["data"]
+        assert off_by(vector(first), expected[0]) <= 1e-5
+        assert off_by(vector(last), expected[1]) <= 1e-5
+        assert poison["error"]["code"] == "MEDIA_CORRUPT"
+    assert world.post([picture]).status_code == 422
+    assert [world.epoch(0), world.epoch(1)] == before
+
+
+def test_a_killed_preparer_is_not_noticed(
+    world: World, pictures: list[bytes], expected: list[np.ndarray[Any, Any]]
+) -> None:
+    def preparers() -> set[int]:
+        return {process["pid"] for process in world.info()["processes"] if process["role"] == "preparer"}
+
+    before, epochs = preparers(), [world.epoch(0), world.epoch(1)]
+    assert len(before) == 2, "one per replica"
+    with Load(world, pictures, expected) as load:
+        world.wait_for("load", lambda: len(load.answers) > 20)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        world.wait_for("new ones", lambda: len(preparers() - before) == 2)
+        enough = len(load.answers) + 20
+        world.wait_for("load after", lambda: len(load.answers) > enough)
+    assert not load.wrong(), load.wrong()[:3]
+    assert [world.epoch(0), world.epoch(1)] == epochs
 
 
 def test_a_poison_sent_many_times_at_once_costs_two_deaths(world: World, pictures: list[bytes]) -> None:

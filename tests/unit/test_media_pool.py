@@ -1,62 +1,203 @@
-"""The pool: bounded, cancellable before a job begins, closed cleanly."""
+"""The pool of preparers over real processes: a death or a hang costs one item, whatever its neighbours do."""
+
+from __future__ import annotations
 
 import asyncio
-import threading
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
-from spmd_encoder.media.pool import MediaPool
+from spmd_encoder.api.types import Modality
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.media.pool import Prepared, PreparerPool
+from spmd_encoder.wire.messages import Prepare
+
+# What it does hangs on the media: dies, hangs, refuses, or sends it back reversed.
+SCRIPT = """
+import os, signal, socket, sys, time
+from spmd_encoder.errors import ErrorCode
+from spmd_encoder.wire.messages import Prepare, PreparedItem, PrepareFailed, TensorSpec
+from spmd_encoder.wire.streams import FrameSocket
+
+wire = FrameSocket(socket.socket(fileno=int(sys.argv[1])), Prepare)
+while True:
+    try:
+        media = bytes(wire.receive_frame(wire.receive().media_bytes))
+    except ConnectionError:
+        break
+    if media == b"die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if media == b"hang":
+        time.sleep(3600)
+    if media == b"slow":
+        time.sleep(0.3)
+    if media == b"bad":
+        wire.send(PrepareFailed(code=ErrorCode.MEDIA_CORRUPT, message="no picture"))
+        continue
+    spec = TensorSpec(name="x", dtype="uint8", shape=(len(media),))
+    item = PreparedItem(num_tokens=len(media), cost=1, grid=None, tensors=(spec,), tensor_bytes=(len(media),))
+    wire.send(item, [media[::-1]])
+"""
 
 
-async def test_results_and_errors() -> None:
-    pool = MediaPool()
-    assert await pool.run(divmod, 7, 2) == (3, 1)
-    with pytest.raises(ZeroDivisionError):
-        await pool.run(divmod, 7, 0)
-    await pool.close()
-    await pool.close()
-    with pytest.raises(RuntimeError):
-        await pool.run(divmod, 7, 2)
+class Child:
+    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket) -> None:
+        self.pid = process.pid
+        self.sock = sock
+        self._process = process
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
 
 
-async def test_bounded_and_cancellable() -> None:
-    pool = MediaPool(2)
-    gate = threading.Event()
-    both = threading.Semaphore(0)
-    began: list[int] = []
-
-    def job(number: int) -> int:
-        began.append(number)
-        both.release()
-        gate.wait(10)
-        return number
-
-    tasks = [asyncio.create_task(pool.run(job, n)) for n in range(4)]
-    for _ in range(2):
-        assert await asyncio.to_thread(both.acquire, timeout=10)
-    tasks[2].cancel()
-    await asyncio.sleep(0.01)
-    gate.set()
-    assert await asyncio.gather(*tasks, return_exceptions=True) != [0, 1, 2, 3]
-    assert sorted(began) == [0, 1, 3]
-    await pool.close()
+async def start() -> Child:
+    ours, theirs = socket.socketpair()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SCRIPT, str(theirs.fileno()), pass_fds=(theirs.fileno(),)
+    )
+    theirs.close()
+    return Child(process, ours)
 
 
-async def test_close_waits_for_what_runs_and_cancels_what_waits() -> None:
-    pool = MediaPool()
-    gate = threading.Event()
-    running = asyncio.create_task(pool.run(gate.wait, 10))
-    waiting = asyncio.create_task(pool.run(divmod, 7, 2))
-    await asyncio.sleep(0.01)
-    closing = asyncio.create_task(pool.close())
-    await asyncio.sleep(0.01)
-    assert waiting.cancelled() or waiting.done()
-    assert not closing.done()
-    gate.set()
-    await closing
-    assert await running
+@asynccontextmanager
+async def pool_of(
+    size: int, *, timeout_s: float = 60.0, starter: Callable[[], Awaitable[Child]] = start
+) -> AsyncIterator[PreparerPool]:
+    pool = PreparerPool(starter, size, timeout_s=timeout_s)
+    try:
+        yield pool
+    finally:
+        await pool.close()
+        await pool.close()
 
 
-def test_needs_a_thread() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        MediaPool(0)
+async def ask(pool: PreparerPool, media: bytes) -> bytes:
+    prepared: Prepared = await pool.run(
+        Prepare(digest="sha256:0", modality=Modality.IMAGE, media_bytes=len(media)), media
+    )
+    assert prepared.item.num_tokens == len(media)
+    return bytes(prepared.buffers[0])
+
+
+async def error_of(pool: PreparerPool, media: bytes) -> EncoderError:
+    with pytest.raises(EncoderError) as caught:
+        await ask(pool, media)
+    return caught.value
+
+
+async def settled(pool: PreparerPool, size: int) -> tuple[int, ...]:
+    while len(pool.pids) < size:
+        await asyncio.sleep(0.01)
+    return pool.pids
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def test_answers_refusals_and_large_items() -> None:
+    async with pool_of(2) as pool:
+        assert await ask(pool, b"abc") == b"cba"
+        assert (await error_of(pool, b"bad")).message == "no picture"
+        big = os.urandom(3_000_000)
+        assert await asyncio.gather(*(ask(pool, big) for _ in range(4))) == [big[::-1]] * 4
+        pids = pool.pids
+        assert len(pids) == 2
+    assert all(is_gone(pid) for pid in pids)
+
+
+async def test_what_kills_its_decoder_fails_alone_and_is_tried_twice() -> None:
+    starts = 0
+
+    async def counted() -> Child:
+        nonlocal starts
+        starts += 1
+        return await start()
+
+    async with pool_of(2, starter=counted) as pool:
+        outcomes = await asyncio.gather(
+            *(ask(pool, media) for media in (b"one", b"die", b"two", b"three")), return_exceptions=True
+        )
+        assert [o for o in outcomes if isinstance(o, bytes)] == [b"eno", b"owt", b"eerht"]
+        error = outcomes[1]
+        assert isinstance(error, EncoderError)
+        assert error.code is ErrorCode.MEDIA_CORRUPT
+        assert "2 decoder processes died" in error.message
+        await settled(pool, 2)
+        assert starts == 4
+        assert await ask(pool, b"abc") == b"cba"
+
+
+async def test_a_decoder_killed_from_outside_costs_nobody_anything() -> None:
+    async with pool_of(1) as pool:
+        assert await ask(pool, b"warm") == b"mraw"
+        slow = asyncio.create_task(ask(pool, b"slow"))
+        await asyncio.sleep(0.1)
+        os.kill(pool.pids[0], signal.SIGKILL)
+        assert await slow == b"wols"
+        # Also one that died while nobody asked it anything.
+        os.kill(pool.pids[0], signal.SIGKILL)
+        assert await ask(pool, b"abc") == b"cba"
+
+
+async def test_a_stopped_decoder_is_replaced_at_the_timeout() -> None:
+    async with pool_of(1, timeout_s=3.0) as pool:
+        assert await ask(pool, b"abc") == b"cba"
+        before = pool.pids
+        error = await error_of(pool, b"hang")
+        assert error.code is ErrorCode.MEDIA_CORRUPT
+        assert "--preprocess-timeout-s" in error.message
+        assert await ask(pool, b"abc") == b"cba"
+        assert pool.pids != before
+
+
+async def test_whoever_gives_up_does_not_take_the_process_with_him() -> None:
+    async with pool_of(1) as pool:
+        assert await ask(pool, b"warm") == b"mraw"
+        pids = pool.pids
+        running, waiting = (asyncio.create_task(ask(pool, b"slow")) for _ in range(2))
+        await asyncio.sleep(0.05)
+        running.cancel()
+        waiting.cancel()
+        assert await asyncio.wait_for(ask(pool, b"abc"), 10) == b"cba", "not the answer to what was given up"
+        assert pool.pids == pids
+
+
+async def test_a_start_that_fails_is_tried_again() -> None:
+    failures = 2
+
+    async def sometimes() -> Child:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise OSError("no more processes")
+        return await start()
+
+    async with pool_of(1, starter=sometimes) as pool:
+        assert await ask(pool, b"abc") == b"cba"
+
+
+async def test_closing_ends_what_runs_and_what_waits() -> None:
+    async with pool_of(1) as pool:
+        assert await ask(pool, b"warm") == b"mraw"
+        (pid,) = pool.pids
+        tasks = [asyncio.create_task(ask(pool, b"hang")) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        await pool.close()
+        for task in tasks:
+            task.cancel()
+        assert all(isinstance(o, BaseException) for o in await asyncio.gather(*tasks, return_exceptions=True))
+    assert is_gone(pid)

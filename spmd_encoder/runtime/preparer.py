@@ -1,0 +1,82 @@
+"""A process that decodes and preprocesses items for a replica's leader, one after another.
+
+It holds no weights and no accelerator, and it is expendable: the kernel is asked to take it first when memory runs out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from pathlib import Path
+
+import setproctitle
+import torch
+
+from spmd_encoder.config import Config
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.media.image import decode
+from spmd_encoder.models.base import Features, Preprocessor
+from spmd_encoder.models.loading import load_preprocessor
+from spmd_encoder.observability.logging import Origin, set_up_logging
+from spmd_encoder.runtime.features import tensor_bytes
+from spmd_encoder.wire.messages import Prepare, PreparedItem, PrepareFailed, PreparerSpec
+from spmd_encoder.wire.streams import FrameSocket
+from spmd_encoder.worker.encoder import specs_of
+from spmd_encoder.worker.faults import Faults
+
+log = logging.getLogger(__name__)
+_OOM_SCORE = "800"
+
+
+def run_preparer(spec: PreparerSpec, sock: socket.socket) -> int:
+    """Until the leader hangs up; returns the exit code."""
+    config = Config.from_json(spec.config)
+    origin = Origin(spec.rank, spec.dp_rank, spec.tp_rank, "preparer", spec.epoch)
+    setproctitle.setproctitle(origin.title())
+    set_up_logging(origin, config.observability.log_level, config.observability.log_format)
+    with contextlib.suppress(OSError):  # no Linux
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    torch.set_num_threads(1)
+    preparer = _Preparer(load_preprocessor(Path(spec.folder)), Faults.parse(config.faults), config)
+    wire: FrameSocket[Prepare] = FrameSocket(sock, Prepare)
+    try:
+        while True:
+            preparer.answer(wire)
+    except ConnectionError:
+        return 0
+
+
+class _Preparer:
+    def __init__(self, preprocessor: Preprocessor, faults: Faults, config: Config) -> None:
+        self._preprocessor = preprocessor
+        self._faults = faults
+        self._max_pixels = config.server.max_image_pixels
+
+    def answer(self, wire: FrameSocket[Prepare]) -> None:
+        request = wire.receive()
+        media = wire.receive_frame(request.media_bytes)
+        self._faults.before_preprocess(request.digest)
+        try:
+            features = self._preprocessor.preprocess(decode(media, max_pixels=self._max_pixels))
+        except EncoderError as error:
+            wire.send(PrepareFailed(code=error.code, message=error.message))
+        except Exception as error:
+            # Whatever a decoder or processor raises is said of this item alone.
+            log.warning("preparing item %s failed: %s", request.digest, type(error).__name__, exc_info=error)
+            message = f"cannot be preprocessed ({type(error).__name__})"
+            wire.send(PrepareFailed(code=ErrorCode.MEDIA_CORRUPT, message=message))
+        else:
+            _send(wire, features)
+
+
+def _send(wire: FrameSocket[Prepare], features: Features) -> None:
+    buffers = [tensor_bytes(tensor) for tensor in features.tensors.values()]
+    item = PreparedItem(
+        num_tokens=features.num_tokens,
+        cost=features.cost,
+        grid=features.grid,
+        tensors=specs_of(features.tensors),
+        tensor_bytes=tuple(len(buffer) for buffer in buffers),
+    )
+    wire.send(item, buffers)
