@@ -13,6 +13,7 @@ import datetime
 import json
 import os
 import platform
+import shlex
 import signal
 import socket
 import statistics
@@ -94,7 +95,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def circumstances() -> dict[str, Any]:
+def circumstances(module: str = "benchmarks.startup") -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     model = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
@@ -102,7 +103,7 @@ def circumstances() -> dict[str, Any]:
     )
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "command": "python -m benchmarks.startup " + " ".join(sys.argv[1:]),
+        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
         "commit": commit.stdout.strip(),
         "hardware": f"{os.cpu_count()} cores, {model}",
         "python": platform.python_version(),
