@@ -63,9 +63,7 @@ def measure(url: str, plan: LoadPlan, *, warm_up_s: float) -> dict[str, Any]:
         "model": model["id"],
         **report,
         "server_cpu_s_by_role": spent,
-        "server_cpu_ms_per_item": round(
-            sum(spent.values()) / max(1, report["requests"] * plan.items_per_request) * 1e3, 3
-        ),
+        "server_cpu_ms_per_item": round(sum(spent.values()) / num_items * 1e3, 3),
         "pss_mib_by_role": server.pss_mib(),
     }
 
