@@ -14,10 +14,11 @@ _COMMON_PRELOAD = (
     "transformers.conversion_mapping",
     "transformers.core_model_loading",
     "transformers.modeling_utils",
-    # transformers imports these three at the first call of a model or a processor, not with the module.
+    # transformers and PIL import these four at the first call of a model or a processor, not with the module.
     "transformers.models.auto.configuration_auto",
     "transformers.integrations.sdpa_attention",
     "transformers.image_transforms",
+    "PIL.ImageFile",
     "spmd_encoder.models.loading",
 )
 

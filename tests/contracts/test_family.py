@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import skimage.data
@@ -91,6 +92,24 @@ def test_a_batch_equals_its_pictures_in_any_order(case: Case) -> None:
         for i, out in zip(order, case.run([features[i] for i in order]), strict=True):
             assert close(out.tokens, alone[i].tokens)
             assert close(out.pooled, alone[i].pooled)
+
+
+def test_no_mask_grows_with_the_square_of_a_batch(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, tuple[int, ...] | None]] = []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query: Tensor, *args: Any, attn_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        calls.append((query.shape[-2], None if attn_mask is None else tuple(attn_mask.shape)))
+        return attention(query, *args, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    features = [case.adapter.preprocess(image) for image in pictures()]
+    case.run(features)
+    assert calls
+    longest = max(item.cost for item in features) + 1  # with a class token
+    for rows, mask in calls:
+        assert rows <= longest, "pictures are attended to together"
+        assert mask is None or mask[-2] == 1, f"a mask of {mask}"
 
 
 def test_promises_are_kept(case: Case) -> None:
