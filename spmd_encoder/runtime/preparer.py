@@ -38,7 +38,7 @@ def run_preparer(spec: PreparerSpec, sock: socket.socket) -> int:
     with contextlib.suppress(OSError):  # no Linux
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     torch.set_num_threads(1)
-    preparer = _Preparer(load_preprocessor(Path(spec.folder)), Faults.parse(config.faults), config)
+    preparer = Preparer(load_preprocessor(Path(spec.folder)), Faults.parse(config.faults), config)
     wire: FrameSocket[Prepare] = FrameSocket(sock, Prepare)
     try:
         while True:
@@ -47,7 +47,9 @@ def run_preparer(spec: PreparerSpec, sock: socket.socket) -> int:
         return 0
 
 
-class _Preparer:
+class Preparer:
+    """Answers one request after another."""
+
     def __init__(self, preprocessor: Preprocessor, faults: Faults, config: Config) -> None:
         self._preprocessor = preprocessor
         self._faults = faults

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -198,8 +199,10 @@ class World:
     def __enter__(self) -> World:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: object, *_: object) -> None:
         self.close()
+        if failure is None:  # else its log may be wanted
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def assert_nothing_left(self, within_s: float = 5.0) -> None:
         """No process, no port, nothing in the temporary folder."""
