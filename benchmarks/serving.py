@@ -15,6 +15,8 @@ import json
 import shlex
 import signal
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,18 +76,23 @@ def started(command: str | None, url: str) -> Iterator[None]:
     if command is None:
         yield
         return
-    launcher = subprocess.Popen(shlex.split(command), stdout=subprocess.DEVNULL)
-    try:
-        with Client(url) as client:
-            client.wait_ready(_START_S)
-        yield
-    finally:
-        launcher.send_signal(signal.SIGTERM)
+    with tempfile.TemporaryFile() as log:
+        launcher = subprocess.Popen(shlex.split(command), stdout=log, stderr=log)
         try:
-            launcher.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            launcher.kill()
-            launcher.wait()
+            with Client(url) as client:
+                client.wait_ready(_START_S)
+            yield
+        except BaseException:
+            log.seek(0)
+            sys.stderr.write(log.read()[-4000:].decode(errors="replace"))
+            raise
+        finally:
+            launcher.send_signal(signal.SIGTERM)
+            try:
+                launcher.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                launcher.kill()
+                launcher.wait()
 
 
 def _parser() -> argparse.ArgumentParser:
