@@ -16,7 +16,7 @@ from spmd_encoder.errors import EncoderError, ErrorCode
 # binascii holds the GIL: in pieces of about a millisecond, other threads go on between them.
 _CHUNK = 2**20
 _MAX_HEADER_CHARS = 1024
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30})://")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://")
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _FOREIGN = re.compile(r"[^A-Za-z0-9+/]")
 
@@ -66,14 +66,11 @@ def _invalid(message: str) -> EncoderError:
 def _not_a_data_uri(text: str) -> EncoderError:
     if not text:
         return _invalid("the item is empty; send a data URI")
-    scheme = _SCHEME.match(text)
-    if scheme is not None and scheme[1].lower() == "file":
-        return _invalid("files of the server are not read; send a data URI")
-    if scheme is not None:
-        return _invalid("URLs are not fetched by this version; send a data URI")
+    if _SCHEME.match(text):
+        return _invalid("the item is a URL of a kind that is not read; send a data URI, or an http, https or file URL")
     return _invalid(
-        "the item is not a data URI: the prefix data:<type>;base64, is missing (for example data:image/png;base64,); "
-        "file paths are not read"
+        "the item is neither a data URI nor a URL: the prefix data:<type>;base64, is missing (for example "
+        "data:image/png;base64,); a file's path alone is not read"
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 
 import httpcore
 import pytest
@@ -356,6 +357,28 @@ async def test_https_where_there_is_none() -> None:
         error = await failure(Tls("x.example").fetcher(), f"https://secure.example:{port}/")
     assert error.code is ErrorCode.FETCH_FAILED
     assert "TLS" in error.message
+
+
+async def test_cancelling_within_the_tls_handshake_closes_the_connection() -> None:
+    greeted, gone = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        greeted.set()
+        with suppress(ConnectionError):
+            await reader.read()
+        gone.set()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        media = Tls("x.example").fetcher()
+        job = asyncio.create_task(media.fetch(f"https://secure.example:{port}/", reserve=no_account))
+        await greeted.wait()
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        await gone.wait()
 
 
 async def test_from_http_to_https_but_not_back() -> None:
