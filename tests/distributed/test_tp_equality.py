@@ -60,13 +60,16 @@ def test_split_towers_equal_whole_ones(checkpoints: Path, tmp_path: Path, size: 
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(report.read_text())
-    print(found)
+    print(json.dumps(found, indent=1))
     for name in json.loads((checkpoints / FAMILIES).read_text()):
         assert found[name]["difference"] <= TOLERANCE, found
         assert found[name]["bfloat16_difference"] <= 0.1, found
         # No rank holds the whole tower, and nothing but what cannot be split is held twice.
         assert found[name]["largest_share"] < 0.8, found
-    assert "differs from the whole one" in found["wrong slices"]
+        # Each kind of module that is cut is compared with a whole one at the start.
+        assert len(found[name]["wrong cuts"]) >= 2, found
+        for kind, said in found[name]["wrong cuts"].items():
+            assert f"{kind} differs from the whole one" in said, (name, kind, said)
     assert "has 4 blocks instead of 5" in found["wrong plan"]
     assert "use --tp-size 1" in found["wrong plan"]
     assert "--tp-size must be at most 1" in found["too few heads"]
@@ -118,7 +121,7 @@ def compare(folder: Path, family: str, group: Any, alone: Any) -> dict[str, floa
 
 
 def refusals(root: Path, group: Any) -> dict[str, str]:
-    """What is said of a wrong slicing, of a model that the plan does not fit, and of too few heads."""
+    """What is said of a model that the plan does not fit, and of too few heads."""
     import dataclasses
     from unittest import mock
 
@@ -150,14 +153,51 @@ def refusals(root: Path, group: Any) -> dict[str, str]:
         attention = dataclasses.replace(plan.in_block[0], heads="num_key_value_groups")
         return dataclasses.replace(plan, in_block=(attention, *plan.in_block[1:]))
 
-    def same_for_all(count: int, size: int, rank: int) -> tuple[int, int]:
-        return 0, count // size
-
     return {
-        "wrong slices": reason(mock.patch.object(sharding, "bounds", same_for_all)),
         "wrong plan": reason(mock.patch.object(Qwen25VLAdapter, "plan", longer)),
         "too few heads": reason(mock.patch.object(Qwen25VLAdapter, "plan", one_head)),
     }
+
+
+def wrong_cuts(folder: Path, group: Any) -> dict[str, str]:
+    """What is said where the modules of one kind are cut wrongly, for each kind that this checkpoint's plan cuts."""
+    from unittest import mock
+
+    import torch
+
+    from spmd_encoder.errors import StartupError
+    from spmd_encoder.models import sharding
+    from spmd_encoder.models.base import LoadContext
+    from spmd_encoder.models.loading import load_adapter
+
+    context = LoadContext(dtype=torch.float32, device=torch.device("cpu"), group=group)
+    cut: Callable[[Any, sharding.Split, Any], None] = sharding._cut
+    kinds: set[str] = set()
+
+    def noting(module: Any, split: sharding.Split, group: Any) -> None:
+        kinds.add(split.path)
+        cut(module, split, group)
+
+    def same_for_all(count: int, size: int, rank: int) -> tuple[int, int]:
+        return 0, count // size
+
+    with mock.patch.object(sharding, "_cut", noting):
+        load_adapter(folder, context)
+    said = {}
+    for kind in sorted(kinds):
+
+        def wrong(module: Any, split: sharding.Split, group: Any, kind: str = kind) -> None:
+            bounds = same_for_all if split.path == kind else sharding.bounds
+            with mock.patch.object(sharding, "bounds", bounds):
+                cut(module, split, group)
+
+        try:
+            with mock.patch.object(sharding, "_cut", wrong):
+                load_adapter(folder, context)
+            said[kind] = "nothing was refused"
+        except StartupError as error:
+            said[kind] = error.message
+    return said
 
 
 def main(root: Path, report: Path) -> None:
@@ -170,6 +210,8 @@ def main(root: Path, report: Path) -> None:
     alone, _ = dist.new_subgroups(1)
     families = json.loads((root / FAMILIES).read_text())
     found: dict[str, Any] = {name: compare(root / name, family, group, alone) for name, family in families.items()}
+    for name in families:
+        found[name]["wrong cuts"] = wrong_cuts(root / name, group)
     found |= refusals(root, group)
     if dist.get_rank() == 0:
         report.write_text(json.dumps(found))
