@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spmd_encoder.api.service import EncoderService
-from spmd_encoder.api.types import EncodeRequest, ItemFailure, ItemOutcome, MediaItem, Modality, OutputKind, ReadyState
+from spmd_encoder.api.types import (
+    EncodeRequest,
+    ItemFailure,
+    ItemOutcome,
+    MediaItem,
+    Modality,
+    ModelInfo,
+    OutputKind,
+    ReadyState,
+)
 from spmd_encoder.config import ServerConfig
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.data_uri import check_size, parse_data_uri
@@ -105,15 +114,15 @@ def parse_items(modality: Modality, texts: list[str], limits: ItemLimits, name: 
     return items
 
 
-def check_count(num_items: int, max_items: int) -> None:
+def check_count(num_items: int, max_items: int, *, param: str = "items") -> None:
     """Raises `EncoderError` where a request has no item, or more than `--max-items-per-request`."""
     if num_items == 0:
-        raise EncoderError(ErrorCode.INVALID_REQUEST, "the request has no item", param="items")
+        raise EncoderError(ErrorCode.INVALID_REQUEST, "the request has no item", param=param)
     if num_items > max_items:
         raise EncoderError(
             ErrorCode.TOO_LARGE,
             f"the request has more items than the limit of {max_items} (--max-items-per-request)",
-            param="items",
+            param=param,
         )
 
 
@@ -126,6 +135,14 @@ def check_request_id(request_id: str) -> str:
         f"a request id is 1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters",
         param="request_id",
     )
+
+
+def known_model(service: EncoderService) -> ModelInfo:
+    """What is served. Raises `EncoderError` NOT_READY where that is not known yet."""
+    info = service.model_info()
+    if info is None:
+        raise EncoderError(ErrorCode.NOT_READY, "no replica has been up yet", retry_after_s=1.0)
+    return info
 
 
 def check_model(service: EncoderService, served_name: str, model: str | None) -> str:

@@ -74,7 +74,10 @@ def test_the_library_reads_it(dtype: torch.dtype, tmp_path: Path) -> None:
     assert response_of(body, tmp_path) == expected
 
 
-@given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple), min_size=1, max_size=12), st.text(max_size=20))
+@given(
+    st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple), min_size=1, max_size=12),
+    st.text(max_size=20),
+)
 def test_any_shapes_and_names(shapes: list[tuple[int, ...]], name: str) -> None:
     tensors = [torch.randn(shape).to(torch.bfloat16) for shape in shapes]
     rendered = render_safetensors("id", name, [embedding(values) for values in tensors])

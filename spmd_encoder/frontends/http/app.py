@@ -16,6 +16,7 @@ from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError
 from spmd_encoder.frontends.http.backend import Backend
 from spmd_encoder.frontends.http.body import DEFAULT_TIMEOUTS, Timeouts
+from spmd_encoder.frontends.http.embeddings import embeddings_routes
 from spmd_encoder.frontends.http.encode import encode_routes
 from spmd_encoder.frontends.http.envelope import Envelope
 from spmd_encoder.frontends.http.errors import HttpError, error_response, plain_error
@@ -68,6 +69,7 @@ def create_app(
     )
     metrics = HttpMetrics()
     app.include_router(encode_routes(backend))
+    app.include_router(embeddings_routes(backend))
     app.include_router(status_routes(service, metrics))
     app.add_middleware(Envelope, metrics=metrics)
     app.add_exception_handler(EncoderError, _on_encoder_error)
@@ -83,7 +85,8 @@ async def _on_encoder_error(_: Request, error: Exception) -> Response:
 
 async def _on_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HttpError)
-    return plain_error(error.status, error.code, error.message, {"connection": "close"} if error.close else None)
+    headers = {"connection": "close"} if error.close else None
+    return plain_error(error.status, error.code, error.message, headers, param=error.param)
 
 
 async def _on_framework_error(request: Request, error: Exception) -> Response:

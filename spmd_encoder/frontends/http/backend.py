@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from starlette.requests import Request
-
 from spmd_encoder.api.service import EncoderService
 from spmd_encoder.config import Config
 from spmd_encoder.frontends.base import ItemLimits
-from spmd_encoder.frontends.http.body import Account, Timeouts, body_chunks
+from spmd_encoder.frontends.http.body import Timeouts
 from spmd_encoder.frontends.remote import Fetcher
 
 T = TypeVar("T")
@@ -36,10 +34,6 @@ class Backend:
     @property
     def max_items(self) -> int:
         return self.config.server.max_items_per_request
-
-    def body_of(self, request: Request, account: Account) -> AsyncIterator[bytes]:
-        """`body_chunks` within this server's limits."""
-        return body_chunks(request, account, max_bytes=self.config.server.max_body_bytes, timeouts=self.timeouts)
 
     async def run(self, job: Callable[[], T]) -> T:
         """The result of `job`, which is too heavy for the event loop."""

@@ -37,11 +37,12 @@ _DEFAULT_RETRY_AFTER_S = 1.0
 class HttpError(Exception):
     """A failure that only this protocol knows: an unknown route, a sender that is too slow."""
 
-    def __init__(self, status: int, code: str, message: str, *, close: bool = False) -> None:
+    def __init__(self, status: int, code: str, message: str, *, param: str | None = None, close: bool = False) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = message
+        self.param = param
         self.close = close
 
 
@@ -73,9 +74,11 @@ def error_response(error: EncoderError) -> Response:
     return json_response(STATUS[error.code], ErrorReply(error_body(error)), retry_headers(error))
 
 
-def plain_error(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> Response:
+def plain_error(
+    status: int, code: str, message: str, headers: dict[str, str] | None = None, *, param: str | None = None
+) -> Response:
     """An error that has no `ErrorCode`."""
-    return json_response(status, ErrorReply(ErrorBody(message, _error_type(status), None, code)), headers)
+    return json_response(status, ErrorReply(ErrorBody(message, _error_type(status), param, code)), headers)
 
 
 def json_response(status: int, body: object, headers: dict[str, str] | None = None) -> Response:

@@ -1,4 +1,4 @@
-"""The shapes of requests and replies for `/docs`. Requests are read by `parse`, replies written by `render`."""
+"""The shapes of JSON requests and replies, for `/docs` alone: `readers` and `embeddings` read, the renderers write."""
 
 from __future__ import annotations
 
@@ -11,18 +11,53 @@ from spmd_encoder.frontends.http.errors import STATUS
 
 class Item(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    image: str = Field(description="a data URI", examples=["data:image/png;base64,iVBORw0KGgo..."])
+    image: str = Field(
+        description="a data URI, or an http, https or file URL that the server fetches where it may",
+        examples=["data:image/png;base64,iVBORw0KGgo...", "https://example.org/photo.jpg"],
+    )
 
 
-class EncodeBody(BaseModel):
+class EncodeOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    items: list[Item] = Field(min_length=1)
     output: Literal["tokens", "pooled"] | None = Field(
         None, description="default: pooled where the model has it, else tokens"
     )
-    encoding_format: Literal["base64", "float"] = "base64"
-    request_id: str | None = Field(None, description="1 to 128 printable ASCII characters", max_length=128)
+    encoding_format: Literal["base64", "float"] | None = Field(
+        None, description="of JSON replies; default: base64. Safetensors replies know no encoding"
+    )
+    request_id: str | None = Field(
+        None, description="1 to 128 printable ASCII characters", min_length=1, max_length=128, pattern="^[ -~]+$"
+    )
     model: str | None = Field(None, description="if given, must be the served model's name")
+
+
+class EncodeBody(EncodeOptions):
+    items: list[Item] = Field(min_length=1)
+
+
+class ImageUrl(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    url: str
+    detail: str | None = Field(None, description="ignored")
+
+
+class ImagePart(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class EmbeddingsBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    input: str | Item | ImagePart | list[str | Item | ImagePart] = Field(
+        description="pictures, each a data URI or a URL, alone or in an object"
+    )
+    model: str | None = Field(None, description="if given, must be the served model's name")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="default: float; base64 is of little-endian float32"
+    )
+    dimensions: int | None = Field(None, description="if given, must be the model's own: vectors are not shortened")
+    user: str | None = Field(None, description="ignored")
 
 
 class Error(BaseModel):
@@ -66,6 +101,24 @@ class AllFailedReply(EncodeReply):
     error: Error = Field(description="the first item's, whose status the reply has")
 
 
+class Vector(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    prompt_tokens: int = Field(description="encoder tokens")
+    total_tokens: int
+
+
+class EmbeddingsReply(BaseModel):
+    object: Literal["list"]
+    data: list[Vector] = Field(description="in request order")
+    model: str
+    usage: Usage
+
+
 class Ready(BaseModel):
     ready: bool
     replicas_ready: int
@@ -90,30 +143,3 @@ class Model(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[Model]
-
-
-_MEANING = {
-    400: "malformed request",
-    404: "the model that is named is not served here",
-    408: "the body came too slowly",
-    413: "a limit is exceeded; the message names it and its flag",
-    415: "the media or the body is of a kind that is not read here",
-    422: "the media cannot be decoded",
-    429: "too many items wait; see Retry-After",
-    500: "a fault of the server",
-    503: "not ready, draining or out of memory for media; see Retry-After",
-    504: "the request's time was over",
-}
-ENCODE_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorReply | AllFailedReply, "description": text} for status, text in _MEANING.items()
-}
-UNAVAILABLE: dict[int | str, dict[str, Any]] = {503: {"model": ErrorReply, "description": "not ready"}}
-
-
-def body_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAPI request body of a route that reads its body by itself."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    # Inlined, because FastAPI collects only the models of parameters that it reads.
-    definitions = schema.pop("$defs", {})
-    schema["properties"]["items"]["items"] = definitions["Item"]
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

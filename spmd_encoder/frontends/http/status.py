@@ -11,11 +11,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from spmd_encoder.api.service import EncoderService
 from spmd_encoder.api.types import ModelInfo
-from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.frontends.base import is_ready
+from spmd_encoder.frontends.base import is_ready, known_model
 from spmd_encoder.frontends.http import schemas
 from spmd_encoder.frontends.http.errors import json_response
 from spmd_encoder.frontends.http.metrics import HttpMetrics
+from spmd_encoder.frontends.http.openapi import UNAVAILABLE
 
 
 def status_routes(service: EncoderService, metrics: HttpMetrics) -> APIRouter:
@@ -47,12 +47,9 @@ def status_routes(service: EncoderService, metrics: HttpMetrics) -> APIRouter:
         body = msgspec.json.encode(dict(service.info()), enc_hook=str)
         return Response(body, media_type="application/json")
 
-    @router.get("/v1/models", response_model=schemas.ModelList, responses=schemas.UNAVAILABLE)
+    @router.get("/v1/models", response_model=schemas.ModelList, responses=UNAVAILABLE)
     async def models() -> Response:
-        known = service.model_info()
-        if known is None:
-            raise EncoderError(ErrorCode.NOT_READY, "no replica has been up yet", retry_after_s=1.0)
-        return json_response(200, {"object": "list", "data": [_model(known, started)]})
+        return json_response(200, {"object": "list", "data": [_model(known_model(service), started)]})
 
     @router.get("/metrics", summary="Prometheus text", response_class=PlainTextResponse)
     async def prometheus() -> Response:

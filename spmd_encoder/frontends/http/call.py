@@ -1,0 +1,140 @@
+"""One request to encode, whatever its route: its body's account, its items' outcomes, its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive
+
+from spmd_encoder.api.types import ItemOutcome, OutputKind
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.frontends.base import ItemNaming, ParsedItem, SourceItem, check_request_id, encode_items
+from spmd_encoder.frontends.http.backend import Backend
+from spmd_encoder.frontends.http.body import Account, body_chunks
+from spmd_encoder.frontends.http.exchange import Exchange, exchange_of
+from spmd_encoder.frontends.http.options import Encoding
+from spmd_encoder.frontends.http.render import Rendered, is_heavy
+from spmd_encoder.frontends.http.reply import HeldResponse
+from spmd_encoder.frontends.remote import fetch_items
+
+T = TypeVar("T")
+
+
+async def respond(request: Request, backend: Backend, handle: Callable[[Call], Awaitable[Rendered]]) -> Response:
+    """The reply that `handle` makes of the request. What it reads is accounted for until the reply is sent."""
+    exchange = exchange_of(request)
+    request_id = _take_request_id(request, exchange)
+    with ExitStack() as held:
+        account = Account(backend.service, held)
+        rendered = await handle(Call(request, backend, account, exchange, request_id))
+        return HeldResponse(rendered, held.pop_all())
+
+
+@dataclass
+class Call:
+    request: Request
+    backend: Backend
+    account: Account
+    exchange: Exchange
+    request_id: str
+
+    def name_request(self, request_id: str | None) -> None:
+        """Take the id that the body gave, if any; it wins over the header's."""
+        if request_id is not None:
+            self.exchange.request_id = self.request_id = request_id
+
+    def body(self) -> AsyncIterator[bytes]:
+        """`body_chunks` within this server's limits."""
+        max_bytes = self.backend.config.server.max_body_bytes
+        return body_chunks(self.request, self.account, max_bytes=max_bytes, timeouts=self.backend.timeouts)
+
+    async def outcomes(
+        self, items: Sequence[SourceItem], *, output: OutputKind | None, name: ItemNaming, all_or_none: bool = False
+    ) -> list[ItemOutcome]:
+        """The outcomes of `items`, those that are URLs fetched first; cancelled at once when the client disconnects.
+
+        With `all_or_none` nothing is encoded where an item is bad already. Raises `EncoderError` where the request as
+        a whole fails: CANCELLED, DEADLINE_EXCEEDED, with `all_or_none` the first bad item's, what the service refuses.
+        """
+        work = self._fetch_and_encode(items, output, name, all_or_none)
+        outcomes = await _unless_gone(work, self.request.receive)
+        self.exchange.note(outcomes)
+        return outcomes
+
+    async def rendered(
+        self, job: Callable[[], Rendered], outcomes: Sequence[ItemOutcome], encoding: Encoding
+    ) -> Rendered:
+        """The result of `job`, which writes `outcomes` in `encoding`: in a thread where that is heavy."""
+        return await self.backend.run(job) if is_heavy(outcomes, encoding) else job()
+
+    async def _fetch_and_encode(
+        self, items: Sequence[SourceItem], output: OutputKind | None, name: ItemNaming, all_or_none: bool
+    ) -> list[ItemOutcome]:
+        loop = asyncio.get_running_loop()
+        limit_s = self.backend.config.limits.request_timeout_s
+        deadline = loop.time() + limit_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                parsed = await self._fetched(items, name)
+        except TimeoutError:
+            raise EncoderError(
+                ErrorCode.DEADLINE_EXCEEDED, f"fetching the items took longer than {limit_s:g} s (--request-timeout-s)"
+            ) from None
+        bad = next((item for item in parsed if isinstance(item, EncoderError)), None)
+        if all_or_none and bad is not None:
+            raise bad
+        return await encode_items(
+            self.backend.service,
+            parsed,
+            request_id=self.request_id,
+            output=output,
+            deadline_s=deadline - loop.time(),
+            name=name,
+        )
+
+    async def _fetched(self, items: Sequence[SourceItem], name: ItemNaming) -> list[ParsedItem]:
+        backend = self.backend
+        limits, pool = backend.item_limits, backend.pool
+        return await fetch_items(items, backend.fetcher, limits=limits, pool=pool, reserve=self.account.add, name=name)
+
+
+async def _unless_gone(work: Coroutine[None, None, T], receive: Receive) -> T:
+    """The result of `work`, which is cancelled at once when the client disconnects.
+
+    Raises `EncoderError` CANCELLED then, else what `work` raises. The body must have been read before.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise EncoderError(ErrorCode.CANCELLED, "the client has gone")
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _take_request_id(request: Request, exchange: Exchange) -> str:
+    """The header's id, or a new one, which every reply of this request then carries.
+
+    Raises `EncoderError` INVALID_REQUEST for an id that may not be echoed.
+    """
+    given = request.headers.get("x-request-id")
+    if given is not None:
+        return check_request_id(given)
+    exchange.request_id = f"enc-{uuid.uuid4().hex}"
+    return exchange.request_id

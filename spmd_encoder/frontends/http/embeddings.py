@@ -1,0 +1,170 @@
+"""`POST /v1/embeddings`, as clients of OpenAI's API call it: one vector per picture, all or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from spmd_encoder.api.types import Modality, ModelInfo, OutputKind
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.frontends.base import (
+    ItemLimits,
+    ItemNaming,
+    SourceItem,
+    check_count,
+    check_model,
+    known_model,
+    parse_item,
+)
+from spmd_encoder.frontends.http import schemas
+from spmd_encoder.frontends.http.backend import Backend
+from spmd_encoder.frontends.http.call import Call, respond
+from spmd_encoder.frontends.http.content import BodyKind, body_kind
+from spmd_encoder.frontends.http.decode import decode_json
+from spmd_encoder.frontends.http.errors import HttpError
+from spmd_encoder.frontends.http.openapi import EMBEDDINGS_REPLIES, EMBEDDINGS_REQUEST
+from spmd_encoder.frontends.http.options import Encoding, check_no_query
+from spmd_encoder.frontends.http.readers import read_json
+from spmd_encoder.frontends.http.render import Rendered
+from spmd_encoder.frontends.http.render_openai import render_openai
+from spmd_encoder.media.fetch import is_remote
+
+
+class _ImageUrl(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """`detail` is OpenAI's hint of how much to look at a picture; it has no meaning here."""
+
+    url: str
+    detail: str | None = None
+
+
+class _Object(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """`{"image": ...}`, or a content part of OpenAI's chat: `{"type": "image_url", "image_url": {"url": ...}}`."""
+
+    image: str | None = None
+    type: Literal["image_url"] | None = None
+    image_url: _ImageUrl | None = None
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Numbers and lists of them are what OpenAI's clients send as text that is tokenized already."""
+
+    input: str | _Object | list[str | _Object | int | list[Any]]
+    model: str | None = None
+    encoding_format: Encoding | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    items: list[SourceItem]
+    name: ItemNaming
+    encoding: Encoding
+    model: str | None
+    dimensions: int | None
+
+
+def embeddings_routes(backend: Backend) -> APIRouter:
+    router = APIRouter()
+
+    @router.post(
+        "/v1/embeddings",
+        summary="Embed pictures, one vector each, as OpenAI's API does",
+        response_model=schemas.EmbeddingsReply,
+        responses=EMBEDDINGS_REPLIES,
+        openapi_extra=EMBEDDINGS_REQUEST,
+    )
+    async def embeddings(request: Request) -> Response:
+        return await respond(request, backend, _embeddings)
+
+    return router
+
+
+async def _embeddings(call: Call) -> Rendered:
+    backend = call.backend
+    body_kind(call.request, BodyKind.JSON)
+    check_no_query(call.request)
+    parse = partial(_parse, max_items=backend.max_items, limits=backend.item_limits)
+    parsed = await read_json(call, parse)
+    model = _check_model(backend, parsed.model)
+    _check_vectors(known_model(backend.service), parsed.dimensions)
+    outcomes = await call.outcomes(parsed.items, output=OutputKind.POOLED, name=parsed.name, all_or_none=True)
+    job = partial(render_openai, model, outcomes, parsed.encoding, parsed.name)
+    return await call.rendered(job, outcomes, parsed.encoding)
+
+
+def _parse(body: bytearray, *, max_items: int, limits: ItemLimits) -> _Parsed:
+    """Raises the first bad item's error: there are no partial results, so the rest need not be looked at."""
+    decoded = decode_json(body, _Body)
+    body.clear()
+    given = decoded.input
+    name: ItemNaming = _name_in_list if isinstance(given, list) else _name_alone
+    inputs = given if isinstance(given, list) else [given]
+    check_count(len(inputs), max_items, param="input")
+    items: list[SourceItem] = []
+    for index in range(len(inputs)):
+        item = parse_item(Modality.IMAGE, _text_of(inputs[index], name(index)), limits, name(index))
+        if isinstance(item, EncoderError):
+            raise item
+        items.append(item)
+        inputs[index] = ""  # its text is not needed any more
+    return _Parsed(items, name, decoded.encoding_format or "float", decoded.model, decoded.dimensions)
+
+
+def _name_alone(_: int) -> str:
+    return "input"
+
+
+def _name_in_list(index: int) -> str:
+    return f"input[{index}]"
+
+
+def _text_of(entry: str | _Object | int | list[Any], name: str) -> str:
+    """The data URI or URL of one input. Raises `EncoderError` INVALID_REQUEST where it is something else."""
+    text: str | None = None
+    match entry:
+        case str():
+            text = entry
+        case _Object(image=str(image), image_url=None, type=None):
+            text = image
+        case _Object(image=None, image_url=_ImageUrl(url=url), type="image_url"):
+            text = url
+    if text is not None and (text[:5].lower() == "data:" or is_remote(text)):
+        return text
+    raise EncoderError(
+        ErrorCode.INVALID_REQUEST,
+        "this server embeds pictures, not text; send each as a data URI (data:image/png;base64,...) or a URL "
+        '(https://...), alone or as {"image": "..."} or {"type": "image_url", "image_url": {"url": "..."}}',
+        param=name,
+    )
+
+
+def _check_model(backend: Backend, model: str | None) -> str:
+    """The served name. Raises `HttpError` with the code that OpenAI's clients know."""
+    try:
+        return check_model(backend.service, backend.config.served_name, model)
+    except EncoderError as error:
+        raise HttpError(404, "model_not_found", error.message, param=error.param) from None
+
+
+def _check_vectors(info: ModelInfo, dimensions: int | None) -> None:
+    """Raises `EncoderError` INVALID_REQUEST where `info` has no vector per picture, or not of `dimensions` values."""
+    if OutputKind.POOLED not in info.outputs:
+        raise EncoderError(
+            ErrorCode.INVALID_REQUEST,
+            f"{info.name} gives one row per token and no single vector per picture; use POST /v1/encode with "
+            '"output": "tokens"',
+            param="model",
+        )
+    dim = info.embedding_dims[OutputKind.POOLED]
+    if dimensions not in (None, dim):
+        raise EncoderError(
+            ErrorCode.INVALID_REQUEST,
+            f"vectors of {info.name} have {dim} dimensions and are not shortened; leave `dimensions` out",
+            param="dimensions",
+        )

@@ -1,0 +1,121 @@
+"""What `/openapi.json` says of the routes that read their requests and write their replies by themselves."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import BaseModel
+
+from spmd_encoder.frontends.http import schemas
+from spmd_encoder.frontends.http.form import FILE_NAMES
+from spmd_encoder.frontends.http.render import JSON_TYPE
+from spmd_encoder.frontends.http.render_safetensors import MEDIA_TYPE as SAFETENSORS_TYPE
+from spmd_encoder.frontends.http.render_safetensors import RESPONSE_KEY
+
+Replies = dict[int | str, dict[str, Any]]
+
+_ERRORS = MappingProxyType(
+    {
+        400: "malformed request",
+        403: "a URL that may not be fetched, or a body that a web page of another origin sent",
+        404: "the model that is named is not served here",
+        408: "the body came too slowly",
+        413: "a limit is exceeded; the message names it and its flag",
+        415: "the media or the body is of a kind that is not read here",
+        422: "the media cannot be decoded, or not be fetched",
+        429: "too many items wait; see Retry-After",
+        500: "a fault of the server",
+        503: "not ready, draining or out of memory for media; see Retry-After",
+        504: "the request's time was over",
+    }
+)
+_REPLICA = {
+    "x-spmd-replica": {
+        "description": "the replicas that answered, as in 0,1, or none",
+        "required": True,
+        "schema": {"type": "string", "pattern": "^(none|[0-9]+(,[0-9]+)*)$"},
+    }
+}
+_RETRY_AFTER = {"retry-after": {"required": True, "schema": {"type": "integer", "minimum": 1}}}
+_REQUEST_ID = {"type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[ -~]+$"}
+_HEADER_ID = {"name": "x-request-id", "in": "header", "schema": _REQUEST_ID}
+_FILE = {"type": "string", "format": "binary"}
+
+
+def _inlined(model: type[BaseModel]) -> dict[str, Any]:
+    """A request's schema without references: FastAPI collects only models of parameters that it reads itself."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, list):
+            return [resolve(entry) for entry in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return resolve(definitions[node["$ref"].rpartition("/")[2]])
+        return {key: resolve(value) for key, value in node.items()}
+
+    resolved: dict[str, Any] = resolve(schema)
+    return resolved
+
+
+def _options() -> dict[str, Any]:
+    """The schema of each option as text, which is never null."""
+    options = _inlined(schemas.EncodeOptions)["properties"]
+    return {
+        name: {"description": schema["description"], **next(kind for kind in schema["anyOf"] if kind["type"] != "null")}
+        for name, schema in options.items()
+    }
+
+
+def _form() -> dict[str, Any]:
+    files = {name: {"type": "array", "items": _FILE, "minItems": 1} for name in FILE_NAMES}
+    return {
+        "type": "object",
+        "description": "every file part is one item, in order; its filename and declared type are ignored",
+        "properties": files | _options(),
+        "anyOf": [{"required": [name]} for name in FILE_NAMES],
+        "additionalProperties": False,
+    }
+
+
+def _replies(error: Any, ok: dict[str, Any]) -> Replies:
+    """The good reply and all errors, each with its headers."""
+    replies: Replies = {200: {"headers": _REPLICA, **ok}}
+    for status, text in _ERRORS.items():
+        headers = _REPLICA | (_RETRY_AFTER if status in (429, 503) else {})
+        replies[status] = {"model": error, "description": text, "headers": headers}
+    return replies
+
+
+_SAFETENSORS = {
+    "schema": _FILE
+    | {
+        "description": 'tensors "0", "1", ... of the good items, by index; the key '
+        f"`{RESPONSE_KEY}` of __metadata__ holds the JSON reply without `embedding`"
+    }
+}
+ENCODE_REPLIES = _replies(schemas.ErrorReply | schemas.AllFailedReply, {"content": {SAFETENSORS_TYPE: _SAFETENSORS}})
+ENCODE_REQUEST = {
+    "parameters": [
+        *({"name": name, "in": "query", "schema": schema} for name, schema in _options().items()),
+        _HEADER_ID,
+    ],
+    "requestBody": {
+        "required": True,
+        "content": {
+            JSON_TYPE: {"schema": _inlined(schemas.EncodeBody)},
+            "multipart/form-data": {"schema": _form()},
+            "image/*": {"schema": _FILE},
+            "application/octet-stream": {"schema": _FILE},
+        },
+    },
+}
+EMBEDDINGS_REPLIES = _replies(schemas.ErrorReply, {})
+EMBEDDINGS_REQUEST = {
+    "parameters": [_HEADER_ID],
+    "requestBody": {"required": True, "content": {JSON_TYPE: {"schema": _inlined(schemas.EmbeddingsBody)}}},
+}
+UNAVAILABLE: Replies = {503: {"model": schemas.ErrorReply, "description": "not ready"}}
