@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -206,3 +208,19 @@ def test_a_name_that_is_no_utf8(server: FakeEncoder, photos: Path) -> None:
     assert widths(Path("out/00000.safetensors")) == {"photos/\\xff.png": 7}
     assert main(["encode", name, "--url", server.url, "--out", "out"]) == 0
     assert len(server.seen) == 1
+
+
+def test_progress_is_shown_on_a_terminal(server: FakeEncoder, photos: Path) -> None:
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    argv = [sys.executable, "-m", "spmd_encoder.client", "encode", "photos/a.png", "photos/b.JPG", "--url", server.url]
+    process = subprocess.Popen([*argv, "--out", "o.safetensors"], stderr=theirs)
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # EIO: the other end is closed
+        while piece := os.read(ours, 4096):
+            said += piece
+    os.close(ours)
+    assert process.wait(30) == 0
+    assert b"100%" in said
+    assert b"2/2" in said
