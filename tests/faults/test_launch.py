@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -249,7 +250,8 @@ def test_ctrl_c_to_every_process_drains(qwen_tiny: Path) -> None:
             psutil.Process(world.launcher.pid),
             *psutil.Process(world.launcher.pid).children(recursive=True),
         ]:
-            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may be through already
+                process.send_signal(signal.SIGINT)
         world.wait_end()
         assert world.exit_codes() == dict.fromkeys(range(4), 0), world.log()[-3000:]
         world.assert_nothing_left()
