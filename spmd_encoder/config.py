@@ -69,6 +69,12 @@ class ServerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MediaConfig:
+    alpha: str = flag(
+        "white",
+        "what transparent parts of a picture are laid on; drop leaves the alpha channel out, as Pillow's "
+        "convert and SGLang do",
+        choices=("white", "black", "drop"),
+    )
     allow_private_media_hosts: bool = flag(
         False,
         "fetch from private, loopback, link-local and other non-public addresses too; without it, whoever may send "

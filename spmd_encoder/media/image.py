@@ -25,7 +25,7 @@ from PIL import (
 
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.base import Buffer, Header
-from spmd_encoder.media.pixels import normalise_transparency, orientation, to_rgb, upright
+from spmd_encoder.media.pixels import Background, normalise_transparency, orientation, to_rgb, upright
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ def probe(data: Buffer, max_pixels: int | None = None) -> Header:
         return Header(image.format or "", image.width, image.height)
 
 
-def decode(data: Buffer, max_pixels: int | None = None) -> Image.Image:
-    """The whole picture as 8-bit RGB: upright, transparency on white, the first frame of an animation.
+def decode(data: Buffer, max_pixels: int | None = None, background: Background = "white") -> Image.Image:
+    """The whole picture as 8-bit RGB: upright, transparency on `background`, the first frame of an animation.
 
     Colour profiles are not applied. Raises as `probe`; a file that ends early is MEDIA_CORRUPT.
     """
@@ -67,7 +67,7 @@ def decode(data: Buffer, max_pixels: int | None = None) -> Image.Image:
         try:
             normalise_transparency(image)  # before `load`, which forgets how samples are stored
             image.load()
-            return upright(to_rgb(image), orientation(image))
+            return upright(to_rgb(image, background), orientation(image))
         except EncoderError:
             raise
         except Exception as error:

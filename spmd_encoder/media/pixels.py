@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from PIL import Image, ImageCms
 
 from spmd_encoder.errors import EncoderError, ErrorCode
 
+Background = Literal["white", "black", "drop"]
+_LEVELS = MappingProxyType({"white": 255, "black": 0})
 _EXIF_ORIENTATION = 0x0112
 _TURNS = MappingProxyType(
     {
@@ -56,31 +59,36 @@ def normalise_transparency(image: Image.Image) -> None:
         image.info["transparency"] = tuple(sample >> 8 for sample in value)
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Any loaded picture as RGB, transparent parts on white, deep samples scaled (not clipped) to 8 bits."""
+def to_rgb(image: Image.Image, background: Background = "white") -> Image.Image:
+    """Any loaded picture as RGB, transparent parts on `background`, deep samples scaled (not clipped) to 8 bits.
+
+    `drop` leaves out the alpha channel instead: what is transparent shows the colour that was stored under it, as
+    Pillow's own `convert("RGB")`, and servers that call it, have it.
+    """
     if image.mode.startswith("I;16"):
-        return _from_16_bits(image)
+        return _from_16_bits(image, background)
     if image.mode in ("I", "F"):
         return Image.fromarray(_scaled(np.asarray(image).astype(np.float64), image.mode)).convert("RGB")
     if image.mode == "LAB":
         return _from_lab(image)
-    if image.has_transparency_data:
-        return _on_white(image.convert("RGBA"))
+    if image.has_transparency_data and background != "drop":
+        return _on(background, image.convert("RGBA"))
     return image.convert("RGB")
 
 
-def _on_white(image: Image.Image) -> Image.Image:
-    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-    white.alpha_composite(image)
-    return white.convert("RGB")
+def _on(background: Background, image: Image.Image) -> Image.Image:
+    level = _LEVELS[background]
+    ground = Image.new("RGBA", image.size, (level, level, level, 255))
+    ground.alpha_composite(image)
+    return ground.convert("RGB")
 
 
-def _from_16_bits(image: Image.Image) -> Image.Image:
+def _from_16_bits(image: Image.Image, background: Background) -> Image.Image:
     samples = np.asarray(image).astype(np.uint32)
     grey = ((samples * 255 + 32767) // 65535).astype(np.uint8)
     transparent = image.info.get("transparency")
-    if isinstance(transparent, int):
-        grey[samples == transparent] = 255
+    if isinstance(transparent, int) and background != "drop":
+        grey[samples == transparent] = _LEVELS[background]
     return Image.fromarray(grey).convert("RGB")
 
 

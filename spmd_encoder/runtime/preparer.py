@@ -9,6 +9,7 @@ import contextlib
 import logging
 import socket
 from pathlib import Path
+from typing import cast
 
 import setproctitle
 import torch
@@ -16,6 +17,7 @@ import torch
 from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.image import decode
+from spmd_encoder.media.pixels import Background
 from spmd_encoder.models.base import Features, Preprocessor
 from spmd_encoder.models.loading import load_preprocessor
 from spmd_encoder.observability.logging import Origin, set_up_logging
@@ -54,13 +56,14 @@ class Preparer:
         self._preprocessor = preprocessor
         self._faults = faults
         self._max_pixels = config.server.max_image_pixels
+        self._background = cast(Background, config.media.alpha)
 
     def answer(self, wire: FrameSocket[Prepare]) -> None:
         request = wire.receive()
         media = wire.receive_frame(request.media_bytes)
         self._faults.before_preprocess(request.digest)
         try:
-            features = self._preprocessor.preprocess(decode(media, max_pixels=self._max_pixels))
+            features = self._preprocessor.preprocess(decode(media, self._max_pixels, self._background))
         except EncoderError as error:
             wire.send(PrepareFailed(code=error.code, message=error.message))
         except Exception as error:

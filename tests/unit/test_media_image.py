@@ -12,6 +12,7 @@ from PIL.Image import Transpose
 
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.image import FORMATS, decode, probe
+from spmd_encoder.media.pixels import Background
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # Pillow warns of the damage done here
 
@@ -124,6 +125,21 @@ def test_transparency_is_composited_on_white() -> None:
     assert decode(save(palette, "GIF", transparency=0)).getpixel((0, 0)) == WHITE
     keyed = save(Image.new("RGB", (1, 1), (1, 2, 3)), transparency=(1, 2, 3))
     assert decode(keyed).getpixel((0, 0)) == WHITE
+
+
+@pytest.mark.parametrize(
+    ("background", "clear", "half"), [("white", 255, 127), ("black", 0, 0), ("drop", 40, 0)], ids=str
+)
+def test_what_transparency_is_laid_on(background: Background, clear: int, half: int) -> None:
+    hidden = Image.new("RGBA", (2, 1), (40, 40, 40, 0))
+    hidden.putpixel((1, 0), (0, 0, 0, 128))
+    decoded = decode(save(hidden), background=background)
+    assert decoded.getpixel((0, 0)) == (clear,) * 3
+    assert abs(decoded.getpixel((1, 0))[0] - half) <= 1
+    grey = decode(png(2, 16, 0, b"\x28\x00\x80\x00", b"\x28\x00"), background=background)
+    assert grey.getpixel((0, 0)) == (clear,) * 3
+    if background == "drop":
+        assert decoded.tobytes() == hidden.convert("RGB").tobytes(), "as Pillow's own conversion"
 
 
 @pytest.mark.parametrize(
