@@ -69,12 +69,13 @@ def compare(
     plan = LoadPlan(pictures=pictures, concurrency=concurrency, duration_s=600.0, num_requests=items)
     with Client(url) as client:
         processes = Server.of(client.info()["processes"])
-    tower.run(pictures, items)
+    loader = tower.loader(pictures, items)
+    tower.run(loader)
     asyncio.run(run_load(url, plan))
     first, served, second, own_cpu_s = [], [], [], 0.0
     spent: dict[str, float] = {}
     for number in range(rounds):
-        first.append(tower.run(pictures, items))
+        first.append(tower.run(loader))
         before = processes.cpu_s()
         tally = asyncio.run(run_load(url, plan))
         for role, seconds in cpu_spent_s(before, processes.cpu_s()).items():
@@ -83,7 +84,7 @@ def compare(
             raise RuntimeError(f"the server refused work: {dict(tally.errors)}")
         own_cpu_s += tally.own_cpu_s
         served.append(items / tally.wall_s)
-        second.append(tower.run(pictures, items))
+        second.append(tower.run(loader))
         print(f"round {number}: {first[-1]:.1f} {served[-1]:.1f} {second[-1]:.1f} items/s", file=sys.stderr)
     ratios = [s / ((a + b) / 2) for a, s, b in zip(first, served, second, strict=True)]
     noise = [b / a for a, b in zip(first, second, strict=True)]

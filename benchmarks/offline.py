@@ -2,22 +2,22 @@
 
     python -m benchmarks.offline --model-path demo:qwen2.5-vl-tiny --items 256
 
-It does what a replica does with an item, and nothing else: one thread prepares while another runs forwards of full
-batches, with as many compute threads as a server's only rank has. `--prepared` leaves the preparation out of the time.
+It does what a replica does with an item, and nothing else: as many processes prepare, with one thread each, as a
+server's only rank has, and forwards of full batches run on as many compute threads. `--prepared` leaves the
+preparation out of the time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import queue
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.pictures import make_pictures, parse_sizes
 from benchmarks.startup import circumstances
@@ -27,7 +27,7 @@ from spmd_encoder.media.image import decode
 from spmd_encoder.models.base import Features, LoadContext, TowerOutput
 from spmd_encoder.models.checkpoint import resolve_checkpoint
 from spmd_encoder.models.loading import load_adapter, resolve_dtype
-from spmd_encoder.worker.device import pick_device, set_thread_count
+from spmd_encoder.worker.device import default_preparers, pick_device, set_thread_count
 
 # As a scheduler: this many batches are prepared ahead.
 _LOOKAHEAD_BATCHES = 3
@@ -53,22 +53,25 @@ class OfflineTower:
     def prepare(self, picture: bytes) -> Features:
         return self._adapter.preprocess(decode(picture, max_pixels=self._max_pixels))
 
-    def run(self, pictures: Sequence[bytes], num_items: int) -> float:
-        """Items per second of `num_items` items, the pictures in a circle, preparation included."""
-        ready: queue.Queue[Features | None] = queue.Queue(_LOOKAHEAD_BATCHES * self._limits.max_batch_items)
+    def loader(self, pictures: Sequence[bytes], num_items: int) -> DataLoader[Features]:
+        """`num_items` items, the pictures in a circle, from processes that stay for further runs."""
+        dataset = _Items(self, pictures, num_items)
+        ahead = _LOOKAHEAD_BATCHES * self._limits.max_batch_items
+        return DataLoader(
+            dataset,
+            batch_size=None,
+            num_workers=default_preparers(1),
+            prefetch_factor=ahead,
+            persistent_workers=True,
+            multiprocessing_context="fork",
+        )
 
-        def prepare_all() -> None:
-            for index in range(num_items):
-                ready.put(self.prepare(pictures[index % len(pictures)]))
-            ready.put(None)
-
+    def run(self, loader: DataLoader[Features]) -> float:
+        """Items per second of all of the loader's items, preparation included."""
+        num_items = len(loader.dataset)  # type: ignore[arg-type]
         began = time.perf_counter()
-        thread = threading.Thread(target=prepare_all)
-        thread.start()
-        self._forward_all(iter(ready.get, None))
-        seconds = time.perf_counter() - began
-        thread.join()
-        return num_items / seconds
+        self._forward_all(iter(loader))
+        return num_items / (time.perf_counter() - began)
 
     def run_prepared(self, features: Sequence[Features], num_items: int) -> float:
         """Items per second of the forwards alone."""
@@ -107,6 +110,19 @@ class OfflineTower:
             yield batch
 
 
+class _Items(Dataset[Features]):
+    def __init__(self, tower: OfflineTower, pictures: Sequence[bytes], num_items: int) -> None:
+        self._tower = tower
+        self._pictures = pictures
+        self._num_items = num_items
+
+    def __len__(self) -> int:
+        return self._num_items
+
+    def __getitem__(self, index: int) -> Features:
+        return self._tower.prepare(self._pictures[index % len(self._pictures)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model-path", default="demo:qwen2.5-vl-tiny")
@@ -117,11 +133,12 @@ def main() -> None:
     args = parser.parse_args()
     pictures = make_pictures(parse_sizes(args.sizes), 32)
     tower = OfflineTower(args.model_path, device=args.device)
-    tower.run(pictures, min(32, args.items))
+    loader = tower.loader(pictures, args.items)
+    tower.run(loader)
     if args.prepared:
         rate = tower.run_prepared([tower.prepare(picture) for picture in pictures], args.items)
     else:
-        rate = tower.run(pictures, args.items)
+        rate = tower.run(loader)
     report: dict[str, Any] = {"model": args.model_path, "threads": tower.num_threads, "items_per_s": round(rate, 2)}
     tower.close()
     print(json.dumps({**circumstances("benchmarks.offline"), **report}, indent=2))
