@@ -57,7 +57,8 @@ class Client(ClientBase):
         """Results in order, as they come; a bad picture's has `error`.
 
         `images` may be a generator of any length: it is read, and files are opened, no further ahead than
-        `concurrency` requests. Raises `EncoderClientError` where a request as a whole fails.
+        `concurrency` requests. Requests that run when the iteration is left early end by themselves. Raises
+        `EncoderClientError` where a request as a whole fails.
         """
         reject_single(images)
         return self._results(images, output, as_)
