@@ -25,7 +25,7 @@ def values(field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
         return st.lists(st.from_regex(r"[a-z0-9][a-z0-9-]{0,9}(\.[a-z]{1,5}){0,2}", fullmatch=True), max_size=3).map(
             tuple
         )
-    if isinstance(field.default, int) or field.name == "dp_size":
+    if isinstance(field.default, int) or field.name in ("dp_size", "preparers"):
         return st.integers(1, 2**40)
     if isinstance(field.default, float):
         return st.floats(min_value=1e-6, max_value=1e9, allow_nan=False)
