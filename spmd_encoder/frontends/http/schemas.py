@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from spmd_encoder.frontends.http.errors import STATUS
 
+Picture = Annotated[
+    str,
+    Field(
+        description="a data URI, or an http, https or file URL that the server fetches where it may",
+        examples=["data:image/png;base64,iVBORw0KGgo...", "https://example.org/photo.jpg"],
+        json_schema_extra={"format": "uri"},
+    ),
+]
+
 
 class Item(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    image: str = Field(
-        description="a data URI, or an http, https or file URL that the server fetches where it may",
-        examples=["data:image/png;base64,iVBORw0KGgo...", "https://example.org/photo.jpg"],
-    )
+    image: Picture
 
 
 class EncodeOptions(BaseModel):
@@ -37,7 +43,7 @@ class EncodeBody(EncodeOptions):
 
 class ImageUrl(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    url: str
+    url: Picture
     detail: str | None = Field(None, description="ignored")
 
 
@@ -49,14 +55,16 @@ class ImagePart(BaseModel):
 
 class EmbeddingsBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    input: str | Item | ImagePart | list[str | Item | ImagePart] = Field(
-        description="pictures, each a data URI or a URL, alone or in an object"
+    input: Picture | Item | ImagePart | Annotated[list[Picture | Item | ImagePart], Field(min_length=1)] = Field(
+        description="one picture or several"
     )
     model: str | None = Field(None, description="if given, must be the served model's name")
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="default: float; base64 is of little-endian float32"
     )
-    dimensions: int | None = Field(None, description="if given, must be the model's own: vectors are not shortened")
+    dimensions: int | None = Field(
+        None, ge=1, description="if given, must be the model's own: vectors are not shortened"
+    )
     user: str | None = Field(None, description="ignored")
 
 

@@ -1,0 +1,117 @@
+"""The HTTP interface keeps what `/openapi.json` says of it: schemathesis against a real server over a fake service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi import checks
+
+from spmd_encoder.config import Config
+from spmd_encoder.frontends.http.render_safetensors import MEDIA_TYPE
+from tests.harness.fake_server import FakeServer, fake_server
+from tests.harness.fake_service import picture, picture_file
+
+pytestmark = pytest.mark.timeout(120)
+
+GET = ["/health", "/health/live", "/health/ready", "/info", "/metrics", "/v1/models"]
+POST = ["/v1/encode", "/v1/embeddings"]
+FORMS = {"multipart/form-data", "image/*", "application/octet-stream", "application/json"}
+# Nothing is fetched but from a host that does not exist.
+CONFIG = replace(Config(), media=replace(Config().media, allowed_media_domains=("media.invalid",)))
+FILES = st.sampled_from([picture_file(5), picture_file(40, 30), b"", b"GIF89a", picture_file(5)[:30], b"secret"])
+TEXTS = st.sampled_from(
+    [
+        *(
+            picture(5),
+            picture(40, 30),
+            "data:,",
+            "data:;base64,AAAA",
+            "http://127.0.0.1/",
+            "https://media.invalid/a.png",
+        ),
+        *("file:///etc/hostname", "a photo", "", "ftp://a/b"),
+    ]
+)
+KEPT = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+    checks.response_headers_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeServer]:
+    with fake_server(config=CONFIG) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def schema(server: FakeServer) -> Any:
+    """With files and texts of which some are pictures; schemathesis alone would never make one."""
+    for media_type in ("image/*", "application/octet-stream"):
+        schemathesis.openapi.media_type(media_type, FILES)
+    schemathesis.openapi.format("binary", FILES)
+    schemathesis.openapi.format("uri", TEXTS)
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+def statuses_of(operation: Any, mode: GenerationMode, num_examples: int, headers: dict[str, str]) -> set[int]:
+    """The statuses of what was answered; every answer was as declared."""
+    seen: set[int] = set()
+
+    @settings(
+        max_examples=num_examples, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck]
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def every_answer_is_declared(case: Any) -> None:
+        seen.add(case.call_and_validate(headers=headers, checks=KEPT, timeout=20).status_code)
+
+    every_answer_is_declared()
+    return seen
+
+
+@pytest.mark.parametrize("path", GET)
+def test_what_tells_how_the_server_is(schema: Any, path: str) -> None:
+    assert statuses_of(schema[path]["GET"], GenerationMode.POSITIVE, 3, {}) == {200}
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize("accept", ["*/*", MEDIA_TYPE])
+def test_encode(schema: Any, mode: GenerationMode, accept: str) -> None:
+    seen = statuses_of(schema["/v1/encode"]["POST"], mode, 100, {"accept": accept})
+    assert 400 in seen
+    assert mode is GenerationMode.NEGATIVE or 200 in seen
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_embeddings(schema: Any, mode: GenerationMode) -> None:
+    seen = statuses_of(schema["/v1/embeddings"]["POST"], mode, 100, {})
+    assert 400 in seen
+    assert mode is GenerationMode.NEGATIVE or 200 in seen
+
+
+def test_the_document_tells_of_everything(server: FakeServer) -> None:
+    spec = httpx.get(f"{server.url}/openapi.json").json()
+    assert set(spec["paths"]) == {*GET, *POST}
+    encode = spec["paths"]["/v1/encode"]["post"]
+    assert set(encode["requestBody"]["content"]) == FORMS
+    assert {p["name"] for p in encode["parameters"] if p["in"] == "query"} == {
+        *("output", "encoding_format", "request_id", "model")
+    }
+    assert set(encode["responses"]["200"]["content"]) == {"application/json", MEDIA_TYPE}
+    for path in POST:
+        responses = spec["paths"][path]["post"]["responses"]
+        assert set(responses) == {*("200", "400", "403", "404", "408", "413", "415", "422", "429", "500", "503", "504")}
+        assert all("x-spmd-replica" in reply["headers"] for reply in responses.values())
+        assert all("retry-after" in responses[status]["headers"] for status in ("429", "503"))
