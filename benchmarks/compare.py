@@ -35,6 +35,7 @@ _RESULTS = Path(__file__).parent / "results"
 
 def main() -> None:
     args = _parser().parse_args()
+    before = round(os.getloadavg()[0], 2)
     pictures = make_pictures(parse_sizes(args.sizes), 32)
     tower = OfflineTower(args.model_path, device=args.device)
     with socket.socket() as probe:
@@ -52,7 +53,8 @@ def main() -> None:
         "items_per_run": args.items,
         "concurrency": args.concurrency,
         "compute_threads": tower.num_threads,
-        "load_average_at_end": [round(value, 2) for value in os.getloadavg()],
+        "cores_allowed": len(os.sched_getaffinity(0)),
+        "load_average_1_min": {"before": before, "after": round(os.getloadavg()[0], 2)},
     }
     result = {**circumstances("benchmarks.compare"), **settings, **report}
     text = json.dumps(result, indent=2)
