@@ -132,9 +132,10 @@ def find(model_type: str) -> FamilyEntry:
 def preload(model_type: str) -> None:
     """Import everything that loading a checkpoint of this type would import, and start nothing.
 
-    Called in the process that workers are forked from, so that a fork has nothing left to import.
+    Called in the process that workers are forked from, so that a fork has nothing left to import or to prepare.
     Raises StartupError for an unsupported type.
     """
     entry = find(model_type)
     for module in (*_COMMON_PRELOAD, *entry.preload, entry.adapter.partition(":")[0]):
         importlib.import_module(module)
+    importlib.import_module("spmd_encoder.models.weights").warm_up()

@@ -246,6 +246,8 @@ def test_preload_starts_no_thread_and_leaves_nothing_to_import(entry: registry.F
         f"registry.preload({entry.model_types[-1]!r})\n"
         "assert len(os.listdir('/proc/self/task')) == 1, 'a thread was started'\n"
         "before = set(sys.modules)\n"
+        "import transformers.conversion_mapping as conversion\n"
+        "conversion._build_checkpoint_conversion_mapping = None  # is there already, and not called again\n"
         "import torch, torch.distributed as dist\n"
         "from PIL import Image\n"
         "from spmd_encoder.models.base import LoadContext\n"
