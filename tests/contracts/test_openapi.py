@@ -16,7 +16,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
 from spmd_encoder.config import Config
-from spmd_encoder.frontends.http.render_safetensors import MEDIA_TYPE
+from spmd_encoder.frontends.http.render_tensors import MEDIA_TYPE
 from tests.harness.fake_server import FakeServer, fake_server
 from tests.harness.fake_service import picture, picture_file
 

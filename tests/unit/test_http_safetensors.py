@@ -25,7 +25,7 @@ from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.http.accept import preferred
 from spmd_encoder.frontends.http.app import create_app
 from spmd_encoder.frontends.http.render import render_json
-from spmd_encoder.frontends.http.render_safetensors import MEDIA_TYPE, render_safetensors
+from spmd_encoder.frontends.http.render_tensors import MEDIA_TYPE, render_safetensors
 from tests.harness.fake_service import FakeService, failing, picture, size_embedding
 
 JSON = "application/json"

@@ -15,8 +15,8 @@ from spmd_encoder.frontends.http.call import Call, respond
 from spmd_encoder.frontends.http.openapi import ENCODE_REPLIES, ENCODE_REQUEST
 from spmd_encoder.frontends.http.readers import read_encode_request
 from spmd_encoder.frontends.http.render import JSON_TYPE, Rendered, render_json
-from spmd_encoder.frontends.http.render_safetensors import MEDIA_TYPE as SAFETENSORS_TYPE
-from spmd_encoder.frontends.http.render_safetensors import render_safetensors
+from spmd_encoder.frontends.http.render_tensors import MEDIA_TYPE as SAFETENSORS_TYPE
+from spmd_encoder.frontends.http.render_tensors import render_safetensors
 
 
 def encode_routes(backend: Backend) -> APIRouter:

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from spmd_encoder.frontends.http import schemas
 from spmd_encoder.frontends.http.form import FILE_NAMES
 from spmd_encoder.frontends.http.render import JSON_TYPE
-from spmd_encoder.frontends.http.render_safetensors import MEDIA_TYPE as SAFETENSORS_TYPE
-from spmd_encoder.frontends.http.render_safetensors import RESPONSE_KEY
+from spmd_encoder.frontends.http.render_tensors import MEDIA_TYPE as SAFETENSORS_TYPE
+from spmd_encoder.frontends.http.render_tensors import RESPONSE_KEY
 
 Replies = dict[int | str, dict[str, Any]]
 
