@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 from spmd_encoder.api.processes import StartedProcess
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.wire.messages import FromPreparer, Prepare, PreparedItem, PrepareFailed
+from spmd_encoder.wire.messages import FromPreparer, Prepare, PreparedItem, PrepareFailed, PreparerReady
 from spmd_encoder.wire.streams import FrameSocket
 
+P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -42,7 +45,7 @@ class _Slot:
 
 
 class PreparerPool:
-    """`start` starts one process. `on_change` is told whenever the set of processes (`pids`) has changed."""
+    """`start` starts one process; `pids` are those that live."""
 
     def __init__(
         self,
@@ -50,11 +53,9 @@ class PreparerPool:
         num_processes: int,
         *,
         timeout_s: float,
-        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._start = start
         self._timeout_s = timeout_s
-        self._on_change = on_change
         self._slots = [_Slot() for _ in range(num_processes)]
         self._idle: asyncio.Queue[_Slot] = asyncio.Queue()
         self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="preparers")
@@ -112,8 +113,8 @@ class PreparerPool:
 
     async def _ask(self, slot: _Slot, request: Prepare, media: bytes | memoryview) -> Prepared:
         assert slot.process is not None
-        process, loop = slot.process, asyncio.get_running_loop()
-        exchange = loop.run_in_executor(self._threads, _exchange, process, request, media)
+        process = slot.process
+        exchange = self._in_thread(_exchange, process.sock, request, media)
         done, _ = await asyncio.wait({exchange}, timeout=self._timeout_s)
         if not done:
             process.kill()  # which also ends the exchange
@@ -128,6 +129,8 @@ class PreparerPool:
                 raise EncoderError(code, message)
             case PreparedItem() as item, buffers:
                 return Prepared(item, buffers)
+            case PreparerReady(), _:
+                raise EncoderError(ErrorCode.INTERNAL, "the decoder process said that it is ready, twice")
 
     async def _lose(self, slot: _Slot) -> None:
         process, slot.process = slot.process, None
@@ -135,12 +138,18 @@ class PreparerPool:
             process.kill()
             process.sock.close()
             await process.wait()
-            self._on_change()
 
     async def _fill(self, slot: _Slot) -> None:
-        slot.process = await self._start()
-        slot.process.sock.setblocking(True)
-        self._on_change()
+        """Its time to load counts for no item. Raises OSError."""
+        process = await self._start()
+        process.sock.setblocking(True)
+        try:
+            await self._in_thread(FrameSocket[FromPreparer](process.sock, FromPreparer).receive)
+        except BaseException:
+            process.kill()
+            process.sock.close()
+            raise
+        slot.process = process
 
     async def _refill(self, slot: _Slot) -> None:
         """Make the slot ready for the next item, and only then idle."""
@@ -151,6 +160,11 @@ class PreparerPool:
                 log.error("a decoder process could not be started: %s", error)
                 await asyncio.sleep(START_PAUSE_S)
         self._idle.put_nowait(slot)
+
+    def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        future = asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
+        future.add_done_callback(_seen)  # also where nobody waits for it any more
+        return future
 
     def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """As a task that outlives whoever waits for it."""
@@ -165,11 +179,14 @@ class PreparerPool:
             log.error("preparing failed: %r", error)
 
 
-def _exchange(
-    process: StartedProcess, request: Prepare, media: bytes | memoryview
-) -> tuple[FromPreparer, list[bytearray]]:
+def _seen(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _exchange(sock: socket.socket, request: Prepare, media: bytes | memoryview) -> tuple[FromPreparer, list[bytearray]]:
     """One question and its answer; blocks. Raises ConnectionError when the process has gone."""
-    wire: FrameSocket[FromPreparer] = FrameSocket(process.sock, FromPreparer)
+    wire: FrameSocket[FromPreparer] = FrameSocket(sock, FromPreparer)
     wire.send(request, [media])
     reply = wire.receive()
     buffers = []

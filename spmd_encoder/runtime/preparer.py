@@ -22,7 +22,7 @@ from spmd_encoder.models.base import Features, Preprocessor
 from spmd_encoder.models.loading import load_preprocessor
 from spmd_encoder.observability.logging import Origin, set_up_logging
 from spmd_encoder.runtime.features import tensor_bytes
-from spmd_encoder.wire.messages import Prepare, PreparedItem, PrepareFailed, PreparerSpec
+from spmd_encoder.wire.messages import Prepare, PreparedItem, PrepareFailed, PreparerReady, PreparerSpec
 from spmd_encoder.wire.streams import FrameSocket
 from spmd_encoder.worker.encoder import specs_of
 from spmd_encoder.worker.faults import Faults
@@ -43,6 +43,7 @@ def run_preparer(spec: PreparerSpec, sock: socket.socket) -> int:
     preparer = Preparer(load_preprocessor(Path(spec.folder)), Faults.parse(config.faults), config)
     wire: FrameSocket[Prepare] = FrameSocket(sock, Prepare)
     try:
+        wire.send(PreparerReady())
         while True:
             preparer.answer(wire)
     except ConnectionError:

@@ -342,6 +342,10 @@ class Prepare(Message, frozen=True):
 # preparer -> worker
 
 
+class PreparerReady(Message, frozen=True):
+    """It has loaded; said once, before anything else."""
+
+
 class PreparedItem(Message, frozen=True):
     """Followed by one frame per tensor, of `tensor_bytes` each: little-endian C-order bytes."""
 
@@ -357,7 +361,7 @@ class PrepareFailed(Message, frozen=True):
     message: str
 
 
-FromPreparer = PreparedItem | PrepareFailed
+FromPreparer = PreparerReady | PreparedItem | PrepareFailed
 
 
 # keeper -> worker

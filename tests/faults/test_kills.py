@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.harness.load import Load
@@ -139,8 +140,8 @@ def test_a_killed_preparer_is_not_noticed(
     def preparers() -> set[int]:
         return {process["pid"] for process in world.info()["processes"] if process["role"] == "preparer"}
 
+    world.wait_for("two living", lambda: len([pid for pid in preparers() if psutil.pid_exists(pid)]) == 2)
     before, epochs = preparers(), [world.epoch(0), world.epoch(1)]
-    assert len(before) == 2, "one per replica"
     with Load(world, pictures, expected) as load:
         world.wait_for("load", lambda: len(load.answers) > 20)
         for pid in before:

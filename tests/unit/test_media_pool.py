@@ -21,10 +21,12 @@ from spmd_encoder.wire.messages import Prepare
 SCRIPT = """
 import os, signal, socket, sys, time
 from spmd_encoder.errors import ErrorCode
-from spmd_encoder.wire.messages import Prepare, PreparedItem, PrepareFailed, TensorSpec
+from spmd_encoder.wire.messages import Prepare, PreparedItem, PrepareFailed, PreparerReady, TensorSpec
 from spmd_encoder.wire.streams import FrameSocket
 
 wire = FrameSocket(socket.socket(fileno=int(sys.argv[1])), Prepare)
+time.sleep(float(sys.argv[2]))
+wire.send(PreparerReady())
 while True:
     try:
         media = bytes(wire.receive_frame(wire.receive().media_bytes))
@@ -59,10 +61,10 @@ class Child:
             self._process.kill()
 
 
-async def start() -> Child:
+async def start(load_s: float = 0.0) -> Child:
     ours, theirs = socket.socketpair()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", SCRIPT, str(theirs.fileno()), pass_fds=(theirs.fileno(),)
+        sys.executable, "-c", SCRIPT, str(theirs.fileno()), str(load_s), pass_fds=(theirs.fileno(),)
     )
     theirs.close()
     return Child(process, ours)
@@ -114,8 +116,7 @@ async def test_answers_refusals_and_large_items() -> None:
         assert (await error_of(pool, b"bad")).message == "no picture"
         big = os.urandom(3_000_000)
         assert await asyncio.gather(*(ask(pool, big) for _ in range(4))) == [big[::-1]] * 4
-        pids = pool.pids
-        assert len(pids) == 2
+        pids = await settled(pool, 2)
     assert all(is_gone(pid) for pid in pids)
 
 
@@ -162,6 +163,11 @@ async def test_a_stopped_decoder_is_replaced_at_the_timeout() -> None:
         assert "--preprocess-timeout-s" in error.message
         assert await ask(pool, b"abc") == b"cba"
         assert pool.pids != before
+
+
+async def test_the_time_to_load_counts_for_no_item() -> None:
+    async with pool_of(1, timeout_s=1.0, starter=lambda: start(2.0)) as pool:
+        assert await ask(pool, b"abc") == b"cba"
 
 
 async def test_whoever_gives_up_does_not_take_the_process_with_him() -> None:
