@@ -17,8 +17,8 @@ from spmd_encoder.api.types import ItemFailure
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.http.body import Timeouts
 from spmd_encoder.frontends.http.server import HttpFrontEnd
-from tests.harness.fake_service import FakeService, picture, size_embedding
-from tests.unit.test_http_wire import CONFIG, GOOD, Served, Wire, post, serve_fake
+from tests.harness.fake_service import FakeService, picture, picture_file, size_embedding
+from tests.unit.test_http_wire import CONFIG, GOOD, Reply, Served, Wire, post, serve_fake
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -107,10 +107,8 @@ async def test_many_clients_with_good_and_bad_items(served: Served) -> None:
         await asyncio.gather(*[one(client, number) for number in range(64)])
 
 
-async def test_large_bodies_and_replies_do_not_block_the_loop() -> None:
-    """The largest pause of the loop, while 24 MiB of media and 16 MiB of embedding pass, is small."""
-    big = base64.b64encode(b"BM" + bytes(24 * 2**20)).decode()
-    body = json.dumps({"items": [{"image": f"data:;base64,{big}"}, {"image": picture(5)}]}).encode()
+async def watched(served: Served, request: bytes) -> tuple[Reply, float]:
+    """The reply, and the largest pause of the loop until it was there, in seconds."""
     loop = asyncio.get_running_loop()
     worst = 0.0
 
@@ -121,16 +119,24 @@ async def test_large_bodies_and_replies_do_not_block_the_loop() -> None:
             await asyncio.sleep(0.001)
             worst = max(worst, loop.time() - before)
 
+    wire = await served.connect()
+    watcher = asyncio.create_task(watch())
+    wire.send(request)
+    reply = await wire.reply()
+    watcher.cancel()
+    print(f"longest pause {worst * 1000:.0f} ms")
+    return reply, worst
+
+
+async def test_large_bodies_and_replies_do_not_block_the_loop() -> None:
+    """While 24 MiB of media and 16 MiB of embedding pass."""
+    big = base64.b64encode(b"BM" + bytes(24 * 2**20)).decode()
+    body = json.dumps({"items": [{"image": f"data:;base64,{big}"}, {"image": picture(5)}]}).encode()
     async with serve_fake(Timeouts()) as served:
         served.service.answer = lambda item: replace(size_embedding(item), shape=(2**22,), data=bytes(2**24))
-        wire = await served.connect()
-        watcher = asyncio.create_task(watch())
-        wire.send(post(body))
-        reply = await wire.reply()
-        watcher.cancel()
+        reply, worst = await watched(served, post(body))
     assert reply.status == 200
     assert json.loads(reply.body)["data"][0]["error"]["code"] == "MEDIA_CORRUPT"
-    print(f"longest pause {worst * 1000:.0f} ms")
     assert worst < 0.5
 
 
@@ -159,3 +165,53 @@ async def test_large_promises_without_bytes_shut_nobody_out(served: Served) -> N
         await served.service.arrived.wait()
     for one in idle:
         one.close()
+
+
+def form_of(*files: bytes) -> bytes:
+    head = b'--b\r\nContent-Disposition: form-data; name="image"\r\n\r\n'
+    return b"".join(head + file + b"\r\n" for file in files) + b"--b--\r\n"
+
+
+FORM_TYPE = "Content-Type: multipart/form-data; boundary=b"
+
+
+async def test_a_large_form_does_not_block_the_loop() -> None:
+    body = form_of(b"BM" + bytes(24 * 2**20), picture_file(5))
+    async with serve_fake(Timeouts()) as served:
+        reply, worst = await watched(served, post(body, FORM_TYPE))
+    first, second = json.loads(reply.body)["data"]
+    assert (first["error"]["code"], second["status"]) == ("MEDIA_CORRUPT", "ok")
+    assert worst < 0.5
+
+
+async def test_a_form_that_comes_too_slowly(served: Served) -> None:
+    wire = await served.connect()
+    body = form_of(picture_file(5))
+    wire.send(post(body[:60], FORM_TYPE, length=len(body)))
+    reply = await wire.reply()
+    assert (reply.status, reply.code) == (408, "REQUEST_TIMEOUT")
+    assert served.service.reserved == 0
+
+
+async def test_a_vanished_client_ends_its_fetches() -> None:
+    """The connection to the host of the picture is closed, and nothing is held."""
+    came, gone = asyncio.Event(), asyncio.Event()
+
+    async def never_answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set()
+        while await reader.read(2**16):
+            pass
+        gone.set()
+        writer.close()
+
+    async with await asyncio.start_server(never_answers, "127.0.0.1", 0) as host:
+        url = f"http://127.0.0.1:{host.sockets[0].getsockname()[1]}/a.png"
+        media = replace(CONFIG.media, allow_private_media_hosts=True)
+        async with serve_fake(config=replace(CONFIG, media=media)) as served:
+            wire = await served.connect()
+            wire.send(post(json.dumps({"items": [{"image": url}]}).encode()))
+            await came.wait()
+            assert served.service.reserved > 0
+            wire.close()
+            await gone.wait()
+            assert served.service.seen == []

@@ -74,10 +74,10 @@ class Served:
 
 
 @asynccontextmanager
-async def serve_fake(timeouts: Timeouts = QUICK) -> AsyncIterator[Served]:
+async def serve_fake(timeouts: Timeouts = QUICK, config: Config = CONFIG) -> AsyncIterator[Served]:
     sock = socket.create_server(("127.0.0.1", 0))
     service = FakeService()
-    front_end = HttpFrontEnd(service, CONFIG, sock, timeouts=timeouts)
+    front_end = HttpFrontEnd(service, config, sock, timeouts=timeouts)
     served = Served(service, front_end, asyncio.create_task(front_end.serve()), sock.getsockname())
     yield served
     service.gate.set()
