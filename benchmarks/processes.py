@@ -46,6 +46,13 @@ class Server:
                 continue
         return found
 
+    def cpu_outside_s(self) -> float:
+        """User and system seconds so far of this process and its children, without the server if it is one."""
+        server = {process.pid for _, process in self.members()}
+        own = psutil.Process()
+        ours = [own, *(child for child in own.children(recursive=True) if child.pid not in server)]
+        return sum(sum(process.cpu_times()[:2]) for process in ours)
+
     def pss_mib(self) -> dict[str, float]:
         """Proportional set size by role: shared pages are split, so that the sum is what the machine holds."""
         total: dict[str, float] = {}
