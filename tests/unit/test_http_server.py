@@ -58,12 +58,12 @@ async def test_stop_closes_idle_connections_and_finishes_others(served: Served) 
     busy.send(post(GOOD))
     await served.service.arrived.wait()
     served.front_end.stop(10)
-    assert await idle.is_closed(within_s=1)
+    assert await idle.is_closed()
     assert not served.front_end.is_serving
     served.service.gate.set()
     assert (await busy.reply()).status == 200
-    assert await busy.is_closed(within_s=1)
-    await asyncio.wait_for(served.serving, 1)
+    assert await busy.is_closed()
+    await asyncio.wait_for(served.serving, 5)
 
 
 async def test_cancelling_serve_ends_everything() -> None:
