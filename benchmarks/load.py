@@ -59,6 +59,8 @@ def _run(kind: str, folder: Path) -> dict[str, Any]:
 
 
 def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    if runs[0]["load"]["bytes"] != runs[0]["read"]["bytes"]:
+        raise RuntimeError("the two did not read the same tensors")
     seconds = {kind: [run[kind]["seconds"] for run in runs] for kind in ("load", "read")}
     return {
         "tower_mib": round(runs[0]["load"]["bytes"] / 2**20, 1),

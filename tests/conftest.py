@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from spmd_encoder.models.base import LoadContext
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -29,3 +34,18 @@ def dinov2_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dinov2")
     Dinov2Adapter.tiny_checkpoint(folder, seed=7)
     return folder
+
+
+@pytest.fixture(scope="module")
+def context() -> Iterator[LoadContext]:
+    """A group of one, for loading in this process: float32 on the CPU, one thread."""
+    import torch
+    import torch.distributed as dist
+
+    from spmd_encoder.models.base import LoadContext
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield LoadContext(dtype=torch.float32, device=torch.device("cpu"), group=dist.group.WORLD)
+    dist.destroy_process_group()

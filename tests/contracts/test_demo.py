@@ -7,13 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import skimage.data
 import torch
-import torch.distributed as dist
 import transformers
 from PIL import Image, ImageOps
 
@@ -54,15 +52,6 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if "cannot be made" not in error.message or "another" in error.message:
             raise
         pytest.skip(f"the package index cannot be reached: {error.message}")
-
-
-@pytest.fixture(scope="module")
-def context() -> Iterator[LoadContext]:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield LoadContext(dtype=torch.float32, device=torch.device("cpu"), group=dist.group.WORLD)
-    dist.destroy_process_group()
 
 
 def photo(name: str) -> Image.Image:

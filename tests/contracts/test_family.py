@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import skimage.data
 import torch
-import torch.distributed as dist
 from PIL import Image
 from torch import Tensor
 
@@ -38,24 +37,15 @@ def pictures() -> list[Image.Image]:
     ]
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[dist.ProcessGroup]:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    dist.destroy_process_group()
-
-
 class Case:
     """One family's tiny checkpoint, loaded by us and, whole, by transformers."""
 
-    def __init__(self, entry: registry.FamilyEntry, folder: Path, group: dist.ProcessGroup) -> None:
+    def __init__(self, entry: registry.FamilyEntry, folder: Path, context: LoadContext) -> None:
         adapter_class(entry).tiny_checkpoint(folder, seed=3)
         self.entry = entry
         self.folder = folder
-        self.context = LoadContext(dtype=torch.float32, device=torch.device("cpu"), group=group)
-        self.adapter = load_adapter(folder, self.context)
+        self.context = context
+        self.adapter = load_adapter(folder, context)
         self.reference = WholeModel(entry.family, folder).encode
 
     def run(self, items: list[Features]) -> list[TowerOutput]:
@@ -64,9 +54,9 @@ class Case:
 
 
 @pytest.fixture(scope="module", params=registry.FAMILIES, ids=lambda entry: entry.family)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, group: dist.ProcessGroup) -> Case:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, context: LoadContext) -> Case:
     entry: registry.FamilyEntry = request.param
-    return Case(entry, tmp_path_factory.mktemp(entry.family), group)
+    return Case(entry, tmp_path_factory.mktemp(entry.family), context)
 
 
 def close(got: Tensor | None, want: Tensor | None, tolerance: float = TOLERANCE) -> bool:
@@ -173,9 +163,8 @@ def _values(features: Features) -> dict[float, float]:
     return {round(value, 4): round(share, 4) for value, share in zip(values.tolist(), shares, strict=True)}
 
 
-def test_half_precision_works(case: Case, group: dist.ProcessGroup) -> None:
-    context = LoadContext(dtype=torch.bfloat16, device=torch.device("cpu"), group=group)
-    adapter = load_adapter(case.folder, context)
+def test_half_precision_works(case: Case) -> None:
+    adapter = load_adapter(case.folder, dataclasses.replace(case.context, dtype=torch.bfloat16))
     image = pictures()[0]
     with torch.inference_mode():
         (out,) = adapter.forward(adapter.pack([adapter.preprocess(image)]))
@@ -193,7 +182,7 @@ def test_the_tiny_checkpoint_is_the_same_bytes_for_the_same_seed(case: Case, tmp
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != mine
 
 
-def test_a_missing_processor_is_named(case: Case, tmp_path: Path, group: dist.ProcessGroup) -> None:
+def test_a_missing_processor_is_named(case: Case, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).symlink_to(case.folder / name)
     with pytest.raises(StartupError, match="ImageProcessor"):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import skimage.data
 import torch
-import torch.distributed as dist
 import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -26,15 +24,6 @@ from spmd_encoder.models.loading import adapter_class, load_adapter
 models: Any = transformers
 VISION_CLASSES = (("clip", "CLIPVisionModel"), ("siglip", "SiglipVisionModel"), ("siglip2", "Siglip2VisionModel"))
 WITH_LANGUAGE = [entry for entry in registry.FAMILIES if entry.tower_keys]
-
-
-@pytest.fixture(scope="module")
-def context() -> Iterator[LoadContext]:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield LoadContext(dtype=torch.float32, device=torch.device("cpu"), group=dist.group.WORLD)
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

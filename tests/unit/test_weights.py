@@ -7,13 +7,11 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -24,15 +22,6 @@ from spmd_encoder.models.checkpoint import check_folder, resolve_checkpoint
 from spmd_encoder.models.dinov2 import Dinov2Adapter
 from spmd_encoder.models.loading import adapter_class, load_adapter, resolve_dtype
 from spmd_encoder.models.qwen2_5_vl import Qwen25VLAdapter
-
-
-@pytest.fixture(scope="module")
-def context() -> Iterator[LoadContext]:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield LoadContext(dtype=torch.float32, device=torch.device("cpu"), group=dist.group.WORLD)
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
