@@ -106,6 +106,12 @@ def test_a_missing_weight_of_the_tower_is_named(
             load_adapter(folder, context)
 
 
+def test_the_readme_lists_every_model_type() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    table = text[text.index("### Models") : text.index("### The embedded default")]
+    assert not [t for t in registry.supported_model_types() if f"`{t}`" not in table]
+
+
 def test_pickles_are_refused(entry: registry.FamilyEntry, tiny: dict[str, Path], tmp_path: Path) -> None:
     shutil.copy(tiny[entry.family] / "config.json", tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
