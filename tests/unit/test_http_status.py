@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -96,7 +97,13 @@ async def test_unknown_routes_and_methods(client: httpx.AsyncClient) -> None:
 
 async def test_documentation(client: httpx.AsyncClient) -> None:
     """A page of this server, which may then send any type of body (`tests/contracts/test_openapi.py` has the rest)."""
-    assert (await client.get("/docs")).status_code == 200
+    page = await client.get("/docs")
+    assert page.status_code == 200
+    assets = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(assets) >= 2
+    for asset in assets:
+        assert asset.startswith("/"), "a server without a way out has its documentation too"
+        assert (await client.get(asset)).status_code == 200
     spec = (await client.get("/openapi.json")).json()
     for path in ("/v1/encode", "/v1/embeddings"):
         schema = spec["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]

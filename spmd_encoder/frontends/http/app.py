@@ -7,6 +7,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI, Request
+from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -60,7 +61,8 @@ def create_app(
             yield
 
     backend = Backend(service=service, config=config, pool=pool, fetcher=fetcher, timeouts=timeouts)
-    app = FastAPI(
+    # Its page at /docs takes its scripts from here and not from elsewhere: many servers have no way out.
+    app = FastAPIOffline(
         title="spmd_encoder",
         version=__version__,
         summary="Multimodal encoder server",
