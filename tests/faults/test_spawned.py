@@ -32,7 +32,8 @@ def world(qwen_tiny: Path) -> Iterator[World]:
 
 
 def test_there_is_no_nursery(world: World) -> None:
-    assert {process["role"] for process in world.info()["processes"]} == {"keeper", "worker", "preparer"}
+    roles = {"keeper", "worker", "preparer"}
+    world.wait_for("all roles", lambda: {process["role"] for process in world.info()["processes"]} == roles)
 
 
 @pytest.mark.parametrize(("rank", "sig"), [(0, signal.SIGKILL), (3, signal.SIGSTOP)], ids=["leader", "follower"])
