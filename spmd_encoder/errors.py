@@ -34,6 +34,8 @@ class ErrorCode(StrEnum):
     """The request's time was over before its result was there."""
     CANCELLED = "CANCELLED"
     """The caller has gone."""
+    DELIVERY_FAILED = "DELIVERY_FAILED"
+    """The embedding is there, but its receiver could not be reached or did not take it."""
     WORKER_DIED = "WORKER_DIED"
     """The item was in flight at two worker deaths, or no replica is left to run it."""
     NON_FINITE = "NON_FINITE"

@@ -25,6 +25,7 @@ STATUS = MappingProxyType(
         ErrorCode.DRAINING: 503,
         ErrorCode.DEADLINE_EXCEEDED: 504,
         ErrorCode.CANCELLED: 499,
+        ErrorCode.DELIVERY_FAILED: 502,
         ErrorCode.WORKER_DIED: 500,
         ErrorCode.NON_FINITE: 500,
         ErrorCode.INTERNAL: 500,

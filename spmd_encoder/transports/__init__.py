@@ -1,0 +1,1 @@
+"""Ways of an embedding to a receiver that does not wait for it in a reply."""

@@ -1,0 +1,114 @@
+"""SGLang's push message: frame 0 tells what frame 1 holds, frame 1 is the rows.
+
+Frame 0 is a pickle, since SGLang's receivers read nothing else. It is written opcode by opcode (protocol 2, as
+`pickletools` documents them): no object is ever pickled, neither sglang nor torch is imported, and nothing here can
+read a pickle. What the receiver builds from it is one object of its own class with these attributes and no other
+code run: class, `dtype` and `modality` are names that its allow-list knows.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from spmd_encoder.api.types import Modality
+from spmd_encoder.transports.base import Buffer, Parcel
+
+Plain = None | bool | int | str | Sequence["Plain"]
+
+# The name under which both old and new receivers let `Modality` in.
+_MODALITY = b"csglang.srt.managers.schedule_batch\nModality\n"
+_MODALITY_VALUE = MappingProxyType({Modality.IMAGE: 1, Modality.VIDEO: 2, Modality.AUDIO: 3})
+_DTYPE = re.compile(r"[a-z][a-z0-9_]{0,30}")
+_CLASS = re.compile(r"([A-Za-z_][\w]*(?:\.[A-Za-z_][\w]*)+):([A-Za-z_]\w*)", re.ASCII)
+
+_PROTO, _STOP = b"\x80\x02", b"."
+_EMPTY_TUPLE, _NEWOBJ, _REDUCE, _BUILD = b")", b"\x81", b"R", b"b"
+_EMPTY_DICT, _MARK, _SETITEMS = b"}", b"(", b"u"
+_EMPTY_LIST, _APPENDS = b"]", b"e"
+_NONE, _TRUE, _FALSE, _TUPLE1 = b"N", b"\x88", b"\x89", b"\x85"
+
+
+@dataclass(frozen=True)
+class ClassPath:
+    """Where the receiver's class of parts lives; it moved between SGLang's releases."""
+
+    module: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> ClassPath:
+        """From `package.module:Class`. Raises ValueError."""
+        match = _CLASS.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not of the form package.module:Class")
+        return cls(match[1], match[2])
+
+
+class SglangFraming:
+    """A parcel as SGLang's `EmbeddingData` message; an error has frame 0 alone."""
+
+    def __init__(self, embedding_class: ClassPath) -> None:
+        self._class = _global(embedding_class.module, embedding_class.name)
+
+    def __call__(self, parcel: Parcel) -> list[Buffer]:
+        head = self._head(parcel)
+        if parcel.error is not None:
+            return [head]
+        # A message's frame is one buffer. The rows of several items come from several replicas.
+        return [head, parcel.chunks[0] if len(parcel.chunks) == 1 else b"".join(parcel.chunks)]
+
+    def _head(self, parcel: Parcel) -> bytes:
+        header, error = parcel.header, parcel.error
+        modality = _MODALITY + _value(_MODALITY_VALUE[header.modality]) + _TUPLE1 + _REDUCE
+        attributes: list[tuple[str, bytes]] = [
+            ("req_id", _value(header.part_id)),
+            ("num_parts", _value(header.num_parts)),
+            ("part_idx", _value(header.part_idx)),
+            ("grid_dim", _value(header.grids if error is None else None)),
+            ("modality", modality),
+            ("embedding", _NONE),
+            ("send_time", _NONE),
+            ("dtype", _NONE if error is not None else _torch_dtype(header.dtype)),
+            ("shape", _value([header.rows, header.dim] if error is None else None)),
+            ("_mr_ptr", _NONE),
+            ("error_msg", _value(None if error is None else error.message)),
+            ("error_code", _value(None if error is None else error.status)),
+            ("video_timestamps", _NONE),
+            ("second_per_grid_ts", _NONE),
+        ]
+        items = b"".join(_value(name) + value for name, value in attributes)
+        empty = self._class + _EMPTY_TUPLE + _NEWOBJ
+        return _PROTO + empty + _EMPTY_DICT + _MARK + items + _SETITEMS + _BUILD + _STOP
+
+
+def _torch_dtype(name: str) -> bytes:
+    if not _DTYPE.fullmatch(name):
+        raise ValueError(f"{name!r} is no dtype of torch")
+    return _global("torch", name)
+
+
+def _global(module: str, name: str) -> bytes:
+    return f"c{module}\n{name}\n".encode("ascii")
+
+
+def _value(value: Plain) -> bytes:
+    """The opcodes that put one plain value on the stack; no memo is used, so that they can be joined."""
+    match value:
+        case None:
+            return _NONE
+        case bool():
+            return _TRUE if value else _FALSE
+        case int():
+            if -(2**31) <= value < 2**31:
+                return b"J" + struct.pack("<i", value)
+            raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+            return b"\x8a" + bytes([len(raw)]) + raw
+        case str():
+            raw = value.encode("utf-8", errors="replace")
+            return b"X" + struct.pack("<I", len(raw)) + raw
+        case _:
+            return _EMPTY_LIST + _MARK + b"".join(map(_value, value)) + _APPENDS

@@ -1,0 +1,148 @@
+"""Pushes parcels to sockets that receivers have bound: one persistent ZMQ PUSH socket per endpoint, watched.
+
+What ZMQ hides is made visible here, since a receiver waits minutes for what a sender believes to have sent: a peer
+that cannot be reached, that goes away, or that takes nothing is an error of every parcel on its way there. A socket
+never reconnects by itself: the port may belong to another job by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import zmq
+
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.transports.base import Buffer, Framing, Parcel, PushEndpoint
+from spmd_encoder.transports.push_peer import PeerLostError, PushPeer
+
+log = logging.getLogger(__name__)
+
+MAX_PEERS = 128
+"""Most endpoints connected at once: each costs this process about six descriptors. Others wait for a place."""
+IDLE_S = 60.0
+"""An endpoint that got nothing for this long is let go of."""
+_LINGER_S = 1.0
+
+
+class ZmqPush:
+    """A `Transport` to `PushEndpoint`. Belongs to one event loop.
+
+    `timeout_s` bounds each delivery, from the wait for a place to the last byte. `max_peer_bytes` bounds what is on
+    its way to one endpoint, so that a receiver that stands still does not hold everybody's memory.
+    """
+
+    def __init__(
+        self,
+        framing: Framing,
+        *,
+        timeout_s: float,
+        max_peer_bytes: int,
+        max_peers: int = MAX_PEERS,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self._framing = framing
+        self._timeout_s = timeout_s
+        self._max_peer_bytes = max_peer_bytes
+        self._max_peers = max_peers
+        self._idle_s = idle_s
+        self._context = zmq.Context()
+        self._context.setsockopt(zmq.MAX_SOCKETS, 64 + 4 * max_peers)
+        self._peers: dict[PushEndpoint, PushPeer] = {}
+        self._room = asyncio.Event()
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def num_peers(self) -> int:
+        return len(self._peers)
+
+    async def deliver(self, parcel: Parcel, destination: PushEndpoint) -> None:
+        """See `Transport.deliver`. Raises `EncoderError` DELIVERY_FAILED."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                frames = await self._frames(parcel)
+                peer = await self._peer(destination)
+                # One parcel may always go, however large.
+                if peer.pending and peer.pending_bytes + parcel.num_bytes > self._max_peer_bytes:
+                    raise _failed(destination, f"it takes nothing of {peer.pending_bytes} bytes that are on their way")
+                try:
+                    await peer.send(frames, parcel.num_bytes)
+                finally:
+                    self._room.set()
+        except TimeoutError:
+            # What lies there still would come after its sender has given it up, and holds up all that is behind it.
+            why = f"it took nothing for {self._timeout_s:g} s"
+            self._drop(destination, why)
+            raise _failed(destination, why) from None
+        except PeerLostError as error:
+            self._drop(destination, str(error))
+            raise _failed(destination, str(error)) from None
+        except (zmq.ZMQError, ValueError) as error:
+            raise _failed(destination, str(error)) from None
+
+    async def close(self) -> None:
+        """See `Transport.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for endpoint in list(self._peers):
+            self._drop(endpoint, "the server is ending", linger_s=_LINGER_S)
+        self._room.set()
+        # In a thread, because it waits until the last words are out, at most as long as they may linger.
+        await asyncio.to_thread(self._context.term)
+
+    async def _frames(self, parcel: Parcel) -> Sequence[Buffer]:
+        if len(parcel.chunks) <= 1:
+            return self._framing(parcel)
+        return await asyncio.to_thread(self._framing, parcel)  # it joins megabytes
+
+    async def _peer(self, endpoint: PushEndpoint) -> PushPeer:
+        """The endpoint's connection, made where there is none, once there is a place for one."""
+        while not self._closed:
+            peer = self._peers.get(endpoint)
+            if peer is not None and not peer.is_lost:
+                return peer
+            self._drop(endpoint, "it closed the connection")
+            if len(self._peers) < self._max_peers or self._evict_oldest():
+                peer = self._peers[endpoint] = PushPeer(self._context, endpoint)
+                self._sweep_later()
+                return peer
+            self._room.clear()
+            await self._room.wait()
+        raise PeerLostError("the server is ending")
+
+    def _evict_oldest(self) -> bool:
+        """Make a place. False where all connections are in use."""
+        idle = [peer for peer in self._peers.values() if peer.is_idle]
+        if idle:
+            oldest = min(idle, key=lambda peer: peer.last_used)
+            self._drop(oldest.endpoint, "its place was needed", linger_s=_LINGER_S)
+        return bool(idle)
+
+    def _drop(self, endpoint: PushEndpoint, why: str, *, linger_s: float = 0.0) -> None:
+        if (peer := self._peers.pop(endpoint, None)) is not None:
+            log.debug("the connection to %s ends: %s", endpoint, why)
+            peer.close(why, linger_s=linger_s)
+            self._room.set()
+
+    def _sweep_later(self) -> None:
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(self._idle_s / 2, self._sweep_now)
+
+    def _sweep_now(self) -> None:
+        """Let go of connections that are lost or were not used for long."""
+        self._sweep = None
+        oldest = asyncio.get_running_loop().time() - self._idle_s
+        for peer in list(self._peers.values()):
+            if peer.is_idle and (peer.is_lost or peer.last_used <= oldest):
+                self._drop(peer.endpoint, "it was not used for long", linger_s=_LINGER_S)
+        if self._peers:
+            self._sweep_later()
+
+
+def _failed(endpoint: PushEndpoint, why: str) -> EncoderError:
+    return EncoderError(ErrorCode.DELIVERY_FAILED, f"the embeddings cannot be delivered to {endpoint}: {why}")
