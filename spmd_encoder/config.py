@@ -107,6 +107,9 @@ class LimitsConfig:
         None, "processes per replica that decode and preprocess (default: half of the leader's share of cores, 1 to 8)"
     )
     preprocess_timeout_s: float = flag(60.0, "an item that takes longer to decode and preprocess fails")
+    cache_bytes: int = flag(
+        256 * 2**20, "bytes of results that each replica keeps, to answer equal items without a forward; 0 is off"
+    )
     max_batch_items: int = flag(8, "most items in one forward")
     max_batch_tokens: int = flag(16384, "most encoder tokens (patches) in one forward; a larger item runs alone")
 
@@ -281,7 +284,7 @@ def _build(values: Mapping[str, Any]) -> Config:
     return Config(**sections, faults=values.get("faults", ""))
 
 
-_MAY_BE_ZERO = frozenset({"port", "media_url_max_file_size_mb"})
+_MAY_BE_ZERO = frozenset({"port", "cache_bytes", "media_url_max_file_size_mb"})
 
 
 def _validate(config: Config) -> None:

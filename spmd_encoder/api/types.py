@@ -70,6 +70,8 @@ class Embedding:
     grid: tuple[int, int, int] | None = None
     replica: int = -1
     times: StageTimes = field(default_factory=StageTimes)
+    cached: bool = False
+    """It came out of the replica's cache, bit for bit as it was computed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,12 +21,15 @@ from spmd_encoder.api.types import (
     ItemOutcome,
     MediaItem,
     ModelInfo,
+    OutputKind,
     ReadyState,
 )
 from spmd_encoder.config import Config
+from spmd_encoder.dispatcher.commands import Command, Deliver, Fail, NewJob, Send, Withdraw
+from spmd_encoder.dispatcher.directory import Directory
 from spmd_encoder.dispatcher.fleet import Fleet
 from spmd_encoder.dispatcher.inflight import InflightBytes, Jobs
-from spmd_encoder.dispatcher.ledger import Command, Deliver, Fail, Ledger, NewJob, Send, Withdraw
+from spmd_encoder.dispatcher.ledger import Ledger
 from spmd_encoder.dispatcher.metrics import DispatcherMetrics
 from spmd_encoder.dispatcher.probe import probe_item
 from spmd_encoder.dispatcher.replica import (
@@ -59,6 +62,8 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0
 TICK_S = 0.05
 SLEPT_S = 1.0
+MAX_KNOWN_RESULTS = 100_000
+"""Cached results whose replica is known; about 200 bytes each."""
 WINDOW_BATCHES = 3
 """How many full batches a replica has in hand: one runs, one is being prepared, one is on its way."""
 
@@ -76,6 +81,7 @@ class DPDispatcher:
             max_items=limits.max_queued_items,
             window_items=WINDOW_BATCHES * limits.max_batch_items,
             window_tokens=WINDOW_BATCHES * limits.max_batch_tokens,
+            directory=Directory(MAX_KNOWN_RESULTS if limits.cache_bytes else 0),
         )
         self._jobs = Jobs()
         self._bytes = InflightBytes(limits.max_inflight_bytes)
@@ -100,9 +106,10 @@ class DPDispatcher:
         now = time.monotonic()
         limit = self._config.limits.request_timeout_s
         budget = limit if request.deadline_s is None else min(request.deadline_s, limit)
-        new = [self._new_job(item, now + budget, None) for item in request.items]
+        output = request.output or (self._model.default_output if self._model else None)
+        new = [self._new_job(item, now + budget, output=output) for item in request.items]
         for job, item in zip(new, request.items, strict=True):
-            self._jobs.open(job.job_id, request, item, job.deadline)
+            self._jobs.open(job.job_id, request, item, output)
         futures = [self._jobs.future(job.job_id) for job in new]
         try:
             self._apply(self._ledger.submit(new, now))
@@ -160,6 +167,7 @@ class DPDispatcher:
             jobs=self._ledger.num_jobs,
             inflight_bytes=self._bytes.used,
             retried=self._ledger.retried,
+            joined=self._ledger.joined,
         )
         return self.metrics.text()
 
@@ -217,10 +225,13 @@ class DPDispatcher:
                 ErrorCode.NOT_READY, f"no replica can take requests yet ({states})", retry_after_s=RETRY_AFTER_S
             )
 
-    def _new_job(self, item: MediaItem, deadline: float, pinned: int | None) -> NewJob:
+    def _new_job(
+        self, item: MediaItem, deadline: float, *, output: OutputKind | None = None, pinned: int | None = None
+    ) -> NewJob:
         return NewJob(
             job_id=next(self._ids),
             digest=item.digest,
+            output=output or "",
             cost_tokens=self._cost.image_tokens(item.width, item.height),
             deadline=deadline,
             pinned=pinned,
@@ -233,30 +244,32 @@ class DPDispatcher:
             match command:
                 case Send():
                     self._send(command)
-                case Withdraw(replica, job_ids):
-                    self._fleet.send(replica, Cancel(job_ids=job_ids))
+                case Withdraw(replica, work_ids):
+                    self._fleet.send(replica, Cancel(job_ids=work_ids))
                 case Fail(job_id, error, replica):
                     self.metrics.item_failed(error.code)
                     self._jobs.resolve(job_id, ItemFailure(error=error, replica=replica))
                 case Deliver():
-                    pass  # the caller of `completed` holds the frames and resolves the job
+                    pass  # the caller of `completed` holds the frames and resolves the jobs
                 case _:
                     assert_never(command)
 
     def _send(self, send: Send) -> None:
         now = time.monotonic()
         jobs, frames = [], []
-        for job_id, alone in zip(send.job_ids, send.alone, strict=True):
+        for work_id, job_id, deadline, alone in zip(
+            send.work_ids, send.job_ids, send.deadlines, send.alone, strict=True
+        ):
             entry = self._jobs.entry(job_id)
             jobs.append(
                 Job(
-                    job_id=job_id,
+                    job_id=work_id,
                     request_id=entry.request.request_id,
                     modality=entry.item.modality,
-                    output=entry.request.output,
+                    output=entry.output,
                     digest=entry.item.digest,
                     cost_tokens=self._cost.image_tokens(entry.item.width, entry.item.height),
-                    budget_s=max(0.0, entry.deadline - now),
+                    budget_s=max(0.0, deadline - now),
                     alone=alone,
                     probe=entry.request.probe,
                 )
@@ -283,9 +296,9 @@ class DPDispatcher:
                     self._apply(self._ledger.failed(replica, message.job_id, error))
                     return
                 commands = self._ledger.completed(replica, message.job_id)
-                if any(isinstance(command, Deliver) for command in commands):
+                for job_id in (j for command in commands if isinstance(command, Deliver) for j in command.job_ids):
                     self.metrics.item_completed(message.times)
-                    self._jobs.resolve_completed(message, replica, frames[0])
+                    self._jobs.resolve_completed(job_id, message, replica, frames[0])
                 self._apply(commands)
             case Failed():
                 error = EncoderError(message.code, message.message)
@@ -293,6 +306,7 @@ class DPDispatcher:
             case Heartbeat():
                 self._fleet.heard(replica)
                 self.metrics.replica_stats(replica, self._fleet.epoch(replica), message.stats)
+                self._ledger.evicted(replica, message.evicted)
             case _:
                 assert_never(message)
 
@@ -364,9 +378,9 @@ class DPDispatcher:
         epoch = self._fleet.epoch(replica)
         deadline = time.monotonic() + self._config.lifecycle.batch_timeout_s
         item = probe_item()
-        job = self._new_job(item, deadline, replica)
+        job = self._new_job(item, deadline, pinned=replica)
         request = EncodeRequest(request_id=f"probe-{replica}-{job.job_id}", items=(item,), probe=True)
-        self._jobs.open(job.job_id, request, item, deadline)
+        self._jobs.open(job.job_id, request, item, None)
 
         def done(future: asyncio.Future[ItemOutcome]) -> None:
             self._jobs.close(job.job_id)

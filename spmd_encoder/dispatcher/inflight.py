@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from spmd_encoder.api.types import Embedding, EncodeRequest, ItemOutcome, MediaItem
+from spmd_encoder.api.types import Embedding, EncodeRequest, ItemOutcome, MediaItem, OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.wire.messages import Completed
 
@@ -16,7 +16,7 @@ from spmd_encoder.wire.messages import Completed
 class Entry:
     request: EncodeRequest
     item: MediaItem
-    deadline: float
+    output: OutputKind | None
     outcome: asyncio.Future[ItemOutcome]
 
 
@@ -26,8 +26,8 @@ class Jobs:
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
 
-    def open(self, job_id: int, request: EncodeRequest, item: MediaItem, deadline: float) -> None:
-        self._entries[job_id] = Entry(request, item, deadline, asyncio.get_running_loop().create_future())
+    def open(self, job_id: int, request: EncodeRequest, item: MediaItem, output: OutputKind | None) -> None:
+        self._entries[job_id] = Entry(request, item, output, asyncio.get_running_loop().create_future())
 
     def entry(self, job_id: int) -> Entry:
         return self._entries[job_id]
@@ -49,8 +49,8 @@ class Jobs:
         if entry is not None and not entry.outcome.done():
             entry.outcome.set_result(outcome)
 
-    def resolve_completed(self, message: Completed, replica: int, data: memoryview) -> None:
-        if (entry := self._entries.get(message.job_id)) is None:
+    def resolve_completed(self, job_id: int, message: Completed, replica: int, data: memoryview) -> None:
+        if (entry := self._entries.get(job_id)) is None:
             return
         embedding = Embedding(
             modality=entry.item.modality,
@@ -63,8 +63,9 @@ class Jobs:
             grid=message.grid,
             replica=replica,
             times=message.times,
+            cached=message.cached,
         )
-        self.resolve(message.job_id, embedding)
+        self.resolve(job_id, embedding)
 
 
 class InflightBytes:

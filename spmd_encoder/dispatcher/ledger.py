@@ -1,108 +1,29 @@
 """The dispatcher's book of jobs: a pure state machine. Events in, commands out; no asyncio, no sockets, no clock.
 
-A job is one item of one request. It waits here until a replica has room (late binding keeps the load even and
-makes cancelling cheap), is assigned to one replica at a time, and is resolved exactly once.
+A job is one item of one request, resolved exactly once. Equal items that are wanted at the same time are one **work**:
+it waits here until a replica has room (late binding keeps the load even and makes cancelling cheap), is in one
+replica's hands at a time, and goes on while at least one of its jobs is wanted.
 
-When a replica is lost, the jobs that its worker had begun (`suspects`) are retried alone in their batch; those that
+When a replica is lost, the works that its worker had begun (`suspects`) are retried alone in their batch; those that
 merely waited there go back to their place in the queue as they were. `suspicion` says which digests may be where.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
+from spmd_encoder.dispatcher.commands import Command, Deliver, Fail, Key, NewJob, Send, Withdraw
+from spmd_encoder.dispatcher.directory import Directory
 from spmd_encoder.dispatcher.routing import Load, Policy, least_tokens
 from spmd_encoder.dispatcher.suspicion import Suspicion
+from spmd_encoder.dispatcher.work import Hands, Work
 from spmd_encoder.errors import EncoderError, ErrorCode
 
+HIT_TOKENS = 1
+"""What a work costs where its result is held already."""
 _NOT_RUN = frozenset({ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DRAINING})
 """Failures that say nothing of the input."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewJob:
-    """`pinned`: a probe of this one replica; it takes part in nothing else. An older job has a lower `job_id`."""
-
-    job_id: int
-    digest: str
-    cost_tokens: int
-    deadline: float
-    pinned: int | None = None
-
-
-@dataclass
-class _Job:
-    new: NewJob
-    replica: int | None = None
-    alone: bool = False
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send these jobs to the replica's scheduler. `alone` says which must run alone."""
-
-    replica: int
-    job_ids: tuple[int, ...]
-    alone: tuple[bool, ...]
-
-
-@dataclass(frozen=True)
-class Withdraw:
-    """Tell the replica's scheduler that these jobs are wanted no more."""
-
-    replica: int
-    job_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Fail:
-    """Resolve the job with this error."""
-
-    job_id: int
-    error: EncoderError
-    replica: int | None
-
-
-@dataclass(frozen=True)
-class Deliver:
-    """Resolve the job with the result that was just reported."""
-
-    job_id: int
-    replica: int
-
-
-Command = Send | Withdraw | Fail | Deliver
-
-
-@dataclass
-class _Replica:
-    ready: bool = False
-    jobs: dict[int, _Job] = field(default_factory=dict)
-    """What it has in hand. A withdrawn job stays, charged and to blame, until the replica has answered or is lost:
-    it may still be running."""
-    tokens: int = 0
-    digests: Counter[str] = field(default_factory=Counter)
-
-    def take(self, job: _Job) -> None:
-        self.jobs[job.new.job_id] = job
-        self.tokens += job.new.cost_tokens
-        self.digests[job.new.digest] += job.new.pinned is None
-
-    def settle(self, job_id: int) -> _Job | None:
-        """Take the job off the replica's hands; None where it is not in them (late, or a lie)."""
-        if (job := self.jobs.pop(job_id, None)) is not None:
-            self.tokens -= job.new.cost_tokens
-            self.digests[job.new.digest] -= job.new.pinned is None
-            if not self.digests[job.new.digest]:
-                del self.digests[job.new.digest]
-        return job
-
-    def clear(self) -> None:
-        self.jobs.clear()
-        self.digests.clear()
-        self.tokens = 0
 
 
 class Ledger:
@@ -116,36 +37,45 @@ class Ledger:
         window_items: int,
         window_tokens: int,
         quarantine_s: float = 600.0,
+        directory: Directory | None = None,
         policy: Policy = least_tokens,
     ) -> None:
-        self._replicas = {replica: _Replica() for replica in replicas}
+        self._hands = {replica: Hands() for replica in replicas}
         self._max_items = max_items
         self._window_items = window_items
         self._window_tokens = window_tokens
-        self._suspicion = Suspicion(quarantine_s)
         self._policy = policy
-        self._jobs: dict[int, _Job] = {}
-        self._waiting: OrderedDict[int, None] = OrderedDict()
+        self._suspicion = Suspicion(quarantine_s)
+        self._directory = Directory(0) if directory is None else directory
+        self._works: dict[int, Work] = {}
+        """By job, of all jobs that are not resolved."""
+        self._joinable: dict[Key, Work] = {}
+        self._waiting: OrderedDict[int, Work] = OrderedDict()
         self._turn = 0
         self.retried = 0
+        self.joined = 0
 
     # -- questions
 
     @property
     def num_jobs(self) -> int:
-        return len(self._jobs)
+        return len(self._works)
 
     @property
     def num_items(self) -> int:
         """Jobs of callers: all but probes."""
-        return sum(job.new.pinned is None for job in self._jobs.values())
+        return sum(work.pinned is None for work in self._works.values())
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Price of what no replica has in hand yet."""
+        return sum(work.cost_tokens for work in self._waiting.values())
 
     def load(self, replica: int) -> Load:
-        entry = self._replicas[replica]
-        return Load(entry.tokens, len(entry.jobs))
+        return self._hands[replica].load
 
     def room(self) -> int:
-        return max(0, self._max_items - len(self._jobs))
+        return max(0, self._max_items - len(self._works))
 
     # -- events
 
@@ -154,165 +84,207 @@ class Ledger:
         if len(jobs) > self.room():
             raise EncoderError(
                 ErrorCode.QUEUE_FULL,
-                f"{len(self._jobs)} items are in hand and {len(jobs)} more would pass the limit of {self._max_items} "
+                f"{len(self._works)} items are in hand and {len(jobs)} more would pass the limit of {self._max_items} "
                 "(--max-queued-items); try again later",
             )
         commands: list[Command] = []
         for job in jobs:
-            self._jobs[job.job_id] = _Job(job)
             if self._suspicion.is_refused(job.digest, now):
-                commands.append(self._give_up(job.job_id, None))
+                commands.append(Fail(job.job_id, self._gave_up(), None))
             else:
-                self._waiting[job.job_id] = None
+                self._enter(job)
         return commands + self._assign()
 
     def probe(self, job: NewJob) -> list[Command]:
         """Send a probe to its replica, ready or not."""
         assert job.pinned is not None
-        self._jobs[job.job_id] = _Job(job)
-        return [self._hand_over(job.pinned, [job.job_id])]
+        self._works[job.job_id] = work = Work.of(job)
+        self._take(job.pinned, work, work.cost_tokens)
+        return [_send(job.pinned, [work])]
 
     def replica_ready(self, replica: int) -> list[Command]:
-        self._replicas[replica].ready = True
+        self._hands[replica].ready = True
         return self._assign()
 
     def replica_away(self, replica: int) -> None:
         """The replica gets nothing new; what it has in hand is settled by `replica_lost`."""
-        self._replicas[replica].ready = False
+        self._hands[replica].ready = False
 
     def replica_lost(self, replica: int, suspects: Iterable[int] | None, now: float) -> list[Command]:
-        """The replica's workers are gone. `suspects` None: nobody knows, so all of its jobs are suspected."""
-        entry = self._replicas[replica]
-        entry.ready = False
-        lost = sorted(job_id for job_id in entry.jobs if job_id in self._jobs)
-        suspected = entry.jobs.keys() & (entry.jobs.keys() if suspects is None else set(suspects))
-        blamed: dict[str, bool] = {}
-        for job in (entry.jobs[job_id] for job_id in suspected):
-            if job.new.pinned is None:
-                blamed[job.new.digest] = blamed.get(job.new.digest, False) or job.alone
-        for digest, alone in blamed.items():
-            self._suspicion.died(digest, now, alone=alone)
-        entry.clear()
+        """The replica's workers are gone. `suspects` None: nobody knows, so all of its works are suspected."""
+        self._hands[replica].ready = False
+        self._directory.forget_replica(replica)
+        works = self._hands[replica].drop_all()
+        named = {work.work_id for work in works} if suspects is None else set(suspects)
+        suspected = [work for work in works if work.work_id in named]
+        self._blame([work for work in suspected if work.pinned is None], now)
         commands: list[Command] = []
-        for job_id in lost:
-            job = self._jobs[job_id]
-            job.replica = None
-            if job.new.pinned is not None:
-                error = EncoderError(ErrorCode.WORKER_DIED, "the probed replica was lost")
-                commands.append(self._resolve_failed(job_id, error, replica))
-            elif self._suspicion.is_refused(job.new.digest, now):
-                commands.append(self._give_up(job_id, replica))
+        again: list[Work] = []
+        for work in works:
+            if not work.jobs:
+                continue
+            work.replica = None
+            if work.pinned is not None:
+                commands += self._fail(
+                    work, EncoderError(ErrorCode.WORKER_DIED, "the probed replica was lost"), replica
+                )
+            elif self._suspicion.is_refused(work.digest, now):
+                commands += self._fail(work, self._gave_up(), replica)
             else:
-                job.alone = job.alone or job_id in suspected
-                self.retried += 1
-                self._waiting[job_id] = None
-        # Oldest first, also where several replicas were lost one after another.
-        self._waiting = OrderedDict.fromkeys(sorted(self._waiting))
-        commands += self._refuse_waiting(now)
+                work.alone = work.alone or work in suspected
+                self.retried += len(work.jobs)
+                again.append(work)
+        self._wait(again)
+        for work in [w for w in self._waiting.values() if self._suspicion.is_refused(w.digest, now)]:
+            commands += self._fail(work, self._gave_up(), None)
         return commands + self._assign()
 
-    def completed(self, replica: int, job_id: int) -> list[Command]:
-        if (job := self._replicas[replica].settle(job_id)) is None:
+    def completed(self, replica: int, work_id: int) -> list[Command]:
+        if (work := self._hands[replica].settle(work_id)) is None:
             return []
-        self._suspicion.answered(job.new.digest)
-        delivered: list[Command] = [Deliver(job_id, replica)] if self._jobs.pop(job_id, None) else []
+        self._suspicion.answered(work.digest)
+        if work.pinned is None:
+            self._directory.learn(work.key, replica)
+        jobs = self._close(work)
+        delivered: list[Command] = [Deliver(jobs, replica)] if jobs else []
         return delivered + self._assign()
 
-    def failed(self, replica: int, job_id: int, error: EncoderError) -> list[Command]:
-        if (job := self._replicas[replica].settle(job_id)) is None:
+    def failed(self, replica: int, work_id: int, error: EncoderError) -> list[Command]:
+        if (work := self._hands[replica].settle(work_id)) is None:
             return []
         if error.code not in _NOT_RUN:
-            self._suspicion.answered(job.new.digest)
-        failed: list[Command] = [self._resolve_failed(job_id, error, replica)] if job_id in self._jobs else []
-        return failed + self._assign()
+            self._suspicion.answered(work.digest)
+        later = [job_id for job_id, job in work.jobs.items() if job.deadline > work.deadline]
+        if error.code is not ErrorCode.DEADLINE_EXCEEDED or not later:
+            return [*self._fail(work, error, replica), *self._assign()]
+        # The replica knew the time of the earlier jobs only.
+        early = [job_id for job_id in work.jobs if job_id not in later]
+        work.replica = None
+        self._leave(early)
+        self._wait([work])
+        return [*(Fail(job_id, error, replica) for job_id in early), *self._assign()]
 
     def cancel(self, job_ids: Iterable[int]) -> list[Command]:
-        """The caller has gone: nothing is resolved, nothing is started any more."""
-        return self._withdraw([job_id for job_id in job_ids if job_id in self._jobs]) + self._assign()
+        """These callers have gone: their jobs are not resolved, and what nobody else wants is not started any more."""
+        return self._leave([job_id for job_id in job_ids if job_id in self._works]) + self._assign()
 
     def tick(self, now: float) -> list[Command]:
         """Resolve what is past its deadline; forget old suspicions."""
         self._suspicion.tick(now)
-        late = [job_id for job_id, job in self._jobs.items() if job.new.deadline <= now]
-        replica_of = {job_id: self._jobs[job_id].replica for job_id in late}
-        commands = self._withdraw(late)
+        late = [job_id for job_id, work in self._works.items() if work.jobs[job_id].deadline <= now]
+        places = [self._works[job_id].replica for job_id in late]
+        commands = self._leave(late)
         error = EncoderError(ErrorCode.DEADLINE_EXCEEDED, "the result was not there in time (--request-timeout-s)")
-        commands += [Fail(job_id, error, replica_of[job_id]) for job_id in late]
+        commands += [Fail(job_id, error, replica) for job_id, replica in zip(late, places, strict=True)]
         return commands + self._assign()
+
+    def evicted(self, replica: int, keys: Iterable[Key]) -> None:
+        """The replica's cache has dropped these results."""
+        self._directory.forget(keys, replica)
 
     def fail_all(self, error: EncoderError) -> list[Command]:
         """Resolve everything (the drain's deadline has passed)."""
-        everything = list(self._jobs)
-        return [*self._withdraw(everything), *(Fail(job_id, error, None) for job_id in everything)]
+        everything = list(self._works)
+        return [*self._leave(everything), *(Fail(job_id, error, None) for job_id in everything)]
 
     # -- parts
 
+    def _enter(self, job: NewJob) -> None:
+        work = self._joinable.get(job.key)
+        if work is None:
+            work = self._joinable[job.key] = self._waiting[job.job_id] = Work.of(job)
+        else:
+            work.jobs[job.job_id] = job
+            self.joined += 1
+        self._works[job.job_id] = work
+
+    def _wait(self, works: Iterable[Work]) -> None:
+        """Back into the queue at their own places: oldest first, whatever happened to them."""
+        self._waiting = OrderedDict(sorted([*self._waiting.items(), *((work.work_id, work) for work in works)]))
+
     def _assign(self) -> list[Command]:
-        chosen: dict[int, list[int]] = {}
-        for job_id in list(self._waiting):
-            job = self._jobs[job_id]
-            free = [r for r, entry in self._replicas.items() if self._has_room(entry, job)]
+        chosen: dict[int, list[Work]] = {}
+        for work in list(self._waiting.values()):
+            home = self._directory.home(work.key)
+            costs = {r: HIT_TOKENS if r == home else work.cost_tokens for r in self._hands}
+            free = [r for r, hands in self._hands.items() if self._has_room(hands, costs[r])]
             if not free:
                 break  # first come, first served: nobody overtakes the oldest
-            candidates = [replica for replica in free if self._may_go(job, replica)]
+            candidates = [replica for replica in free if self._may_go(work, replica)]
             if not candidates:
                 continue  # it waits for a copy of itself, which is nobody else's concern
-            replica = self._policy(candidates, {r: self.load(r) for r in candidates}, self._turn)
-            self._turn += 1
-            del self._waiting[job_id]
-            chosen.setdefault(replica, []).append(job_id)
-            self._take(replica, job_id)
-        return [self._send(replica, job_ids) for replica, job_ids in chosen.items()]
+            replica = home if home in candidates else self._choose(candidates)
+            del self._waiting[work.work_id]
+            self._take(replica, work, costs[replica])
+            chosen.setdefault(replica, []).append(work)
+        return [_send(replica, works) for replica, works in chosen.items()]
 
-    def _has_room(self, entry: _Replica, job: _Job) -> bool:
-        if not entry.ready or len(entry.jobs) >= self._window_items:
+    def _choose(self, candidates: list[int]) -> int:
+        self._turn += 1
+        return self._policy(candidates, {r: self.load(r) for r in candidates}, self._turn - 1)
+
+    def _has_room(self, hands: Hands, cost_tokens: int) -> bool:
+        if not hands.ready or len(hands.works) >= self._window_items:
             return False
-        return not entry.jobs or entry.tokens + job.new.cost_tokens <= self._window_tokens
+        return not hands.works or hands.tokens + cost_tokens <= self._window_tokens
 
-    def _may_go(self, job: _Job, replica: int) -> bool:
-        digest = job.new.digest
-        if self._suspicion.is_proven(digest):
+    def _may_go(self, work: Work, replica: int) -> bool:
+        if self._suspicion.is_proven(work.digest):
             return True
-        holders = [r for r, entry in self._replicas.items() if entry.digests[digest]]
-        return not holders or (holders == [replica] and not self._suspicion.is_suspect(digest))
+        holders = [r for r, hands in self._hands.items() if hands.digests[work.digest]]
+        return not holders or (holders == [replica] and not self._suspicion.is_suspect(work.digest))
 
-    def _hand_over(self, replica: int, job_ids: list[int]) -> Send:
-        for job_id in job_ids:
-            self._take(replica, job_id)
-        return self._send(replica, job_ids)
+    def _take(self, replica: int, work: Work, charged_tokens: int) -> None:
+        work.replica = replica
+        work.alone = work.alone or (work.pinned is None and self._suspicion.is_suspect(work.digest))
+        self._hands[replica].take(work, charged_tokens)
 
-    def _take(self, replica: int, job_id: int) -> None:
-        job = self._jobs[job_id]
-        job.replica = replica
-        job.alone = job.alone or (job.new.pinned is None and self._suspicion.is_suspect(job.new.digest))
-        self._replicas[replica].take(job)
+    def _blame(self, works: Iterable[Work], now: float) -> None:
+        blamed: dict[str, bool] = {}
+        for work in works:
+            blamed[work.digest] = blamed.get(work.digest, False) or work.alone
+        for digest, alone in blamed.items():
+            self._suspicion.died(digest, now, alone=alone)
 
-    def _send(self, replica: int, job_ids: list[int]) -> Send:
-        return Send(replica, tuple(job_ids), tuple(self._jobs[job_id].alone for job_id in job_ids))
-
-    def _withdraw(self, job_ids: Iterable[int]) -> list[Command]:
+    def _leave(self, job_ids: Iterable[int]) -> list[Command]:
+        """Take jobs off their works, and withdraw the works that nobody wants any more."""
         told: dict[int, list[int]] = {}
         for job_id in job_ids:
-            job = self._jobs.pop(job_id)
-            self._waiting.pop(job_id, None)
-            if job.replica is not None:
-                told.setdefault(job.replica, []).append(job_id)
+            work = self._works.pop(job_id)
+            del work.jobs[job_id]
+            if not work.jobs:
+                self._close(work)
+                if work.replica is not None:
+                    told.setdefault(work.replica, []).append(work.work_id)
         return [Withdraw(replica, tuple(ids)) for replica, ids in told.items()]
 
-    def _refuse_waiting(self, now: float) -> list[Command]:
-        """Resolve the jobs that wait with a digest that has just killed its second worker."""
-        doomed = [j for j in self._waiting if self._suspicion.is_refused(self._jobs[j].new.digest, now)]
-        return [self._give_up(job_id, None) for job_id in doomed]
+    def _close(self, work: Work) -> tuple[int, ...]:
+        """Nobody waits for it from here on; the jobs that did."""
+        jobs = tuple(work.jobs)
+        for job_id in jobs:
+            del self._works[job_id]
+        work.jobs.clear()
+        self._waiting.pop(work.work_id, None)
+        if self._joinable.get(work.key) is work:
+            del self._joinable[work.key]
+        return jobs
 
-    def _give_up(self, job_id: int, replica: int | None) -> Fail:
-        error = EncoderError(
+    def _fail(self, work: Work, error: EncoderError, replica: int | None) -> list[Fail]:
+        return [Fail(job_id, error, replica) for job_id in self._close(work)]
+
+    def _gave_up(self) -> EncoderError:
+        return EncoderError(
             ErrorCode.WORKER_DIED,
             "two workers died while this item was being encoded; it is not tried again, and equal items are refused "
             f"for {self._suspicion.quarantine_s:.0f} s",
         )
-        return self._resolve_failed(job_id, error, replica)
 
-    def _resolve_failed(self, job_id: int, error: EncoderError, replica: int | None) -> Fail:
-        del self._jobs[job_id]
-        self._waiting.pop(job_id, None)
-        return Fail(job_id, error, replica)
+
+def _send(replica: int, works: Sequence[Work]) -> Send:
+    return Send(
+        replica,
+        work_ids=tuple(work.work_id for work in works),
+        job_ids=tuple(next(iter(work.jobs)) for work in works),
+        deadlines=tuple(work.deadline for work in works),
+        alone=tuple(work.alone for work in works),
+    )

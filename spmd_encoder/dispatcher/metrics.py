@@ -21,6 +21,9 @@ _COUNTED = (
     ("queue_s", "Seconds that items waited"),
     ("preprocess_s", "Seconds of decoding and preprocessing"),
     ("forward_s", "Seconds of forwards"),
+    ("cache_hits", "Items answered from the cache"),
+    ("cache_misses", "Items that the cache did not hold"),
+    ("cache_evictions", "Results that the cache dropped to make room"),
 )
 
 
@@ -38,12 +41,17 @@ class DispatcherMetrics:
         self._jobs = Gauge(name + "items_in_hand", "Items accepted and not answered", registry=self._registry)
         self._bytes = Gauge(name + "inflight_bytes", "Media bytes held", registry=self._registry)
         self._retried = Gauge(name + "items_retried", "Items sent again after a loss", registry=self._registry)
+        self._joined = Gauge(
+            name + "items_joined", "Items answered by the work of an equal one in flight", registry=self._registry
+        )
         self._epoch = Gauge(name + "replica_epoch", "Epoch of the replica", ["dp_rank"], registry=self._registry)
         self._reforms = Counter(
             name + "replica_reforms", "Times that the replica was formed anew", ["dp_rank"], registry=self._registry
         )
         self._queue = Gauge(name + "scheduler_queue_items", "Items waiting", ["dp_rank"], registry=self._registry)
         self._running = Gauge(name + "scheduler_running_items", "Items running", ["dp_rank"], registry=self._registry)
+        self._cache_entries = Gauge(name + "cache_entries", "Results held", ["dp_rank"], registry=self._registry)
+        self._cache_bytes = Gauge(name + "cache_bytes", "Bytes of results held", ["dp_rank"], registry=self._registry)
         self._sizes = Counter(
             name + "scheduler_batches_of_size",
             "Forwards by number of items",
@@ -87,18 +95,21 @@ class DispatcherMetrics:
         self._epoch.labels(replica).set(epoch)
         self._queue.labels(replica).set(stats.queue_items)
         self._running.labels(replica).set(stats.running_items)
+        self._cache_entries.labels(replica).set(stats.cache_entries)
+        self._cache_bytes.labels(replica).set(stats.cache_bytes)
         for field, counter in self._counted.items():
             counter.labels(replica).inc(max(0.0, getattr(stats, field) - getattr(before, field)))
         old_sizes = dict(before.batch_size_counts)
         for size, count in stats.batch_size_counts:
             self._sizes.labels(replica, size).inc(max(0, count - old_sizes.get(size, 0)))
 
-    def gauges(self, state: ReadyState, *, jobs: int, inflight_bytes: int, retried: int) -> None:
+    def gauges(self, state: ReadyState, *, jobs: int, inflight_bytes: int, retried: int, joined: int) -> None:
         self._ready.set(state.replicas_ready)
         self._replicas.set(state.replicas)
         self._jobs.set(jobs)
         self._bytes.set(inflight_bytes)
         self._retried.set(retried)
+        self._joined.set(joined)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

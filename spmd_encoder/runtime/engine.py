@@ -13,7 +13,8 @@ from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.pool import PreparerPool
 from spmd_encoder.models.base import FamilyAdapter, Features, TowerOutput
 from spmd_encoder.runtime.features import features_of, tensor_bytes
-from spmd_encoder.scheduler.scheduler import BatchResult, EngineOutput, Prepared
+from spmd_encoder.scheduler.output import EngineOutput
+from spmd_encoder.scheduler.scheduler import BatchResult, Prepared
 from spmd_encoder.wire.messages import Job, Prepare
 from spmd_encoder.worker.encoder import ForwardResult
 from spmd_encoder.worker.faults import Faults

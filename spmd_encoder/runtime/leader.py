@@ -9,7 +9,7 @@ from typing import assert_never
 from spmd_encoder.media.pool import PreparerPool
 from spmd_encoder.scheduler.scheduler import EncoderScheduler
 from spmd_encoder.wire.codec import WireError
-from spmd_encoder.wire.messages import Cancel, Encode, Heartbeat, Hello, ToScheduler
+from spmd_encoder.wire.messages import Cancel, Encode, Hello, ToScheduler
 from spmd_encoder.wire.sockets import DealerSocket
 from spmd_encoder.worker.worker import LeaderWorker
 
@@ -68,7 +68,5 @@ class LeaderLoop:
 
     async def _heartbeat(self) -> None:
         while True:
-            waiting, running = self._scheduler.snapshot_gauges()
-            stats = self._scheduler.stats.snapshot(queue_items=waiting, running_items=running)
-            self._dealer.send(Heartbeat(stats=stats))
+            self._dealer.send(self._scheduler.heartbeat())
             await asyncio.sleep(HEARTBEAT_S)

@@ -28,6 +28,7 @@ from spmd_encoder.models.loading import load_adapter, resolve_dtype
 from spmd_encoder.runtime.engine import TowerEngine
 from spmd_encoder.runtime.leader import LeaderLoop
 from spmd_encoder.scheduler.batcher import Batcher
+from spmd_encoder.scheduler.cache import ResultCache
 from spmd_encoder.scheduler.scheduler import EncoderScheduler
 from spmd_encoder.wire.messages import PROTOCOL_VERSION, Hello, PreparerSpec, ToScheduler, WorkerSpec, WorldRecord
 from spmd_encoder.wire.sockets import Context, DealerSocket, new_context
@@ -157,7 +158,8 @@ async def _build_leader(place: _Place) -> RankLoop:
         max_tokens=limits.max_batch_tokens,
         lookahead=LOOKAHEAD_BATCHES * limits.max_batch_items,
     )
-    scheduler = EncoderScheduler(engine, batcher, reply=dealer.send, note=place.pipe.send)
+    cache = ResultCache(limits.cache_bytes)
+    scheduler = EncoderScheduler(engine, batcher, cache, reply=dealer.send, note=place.pipe.send)
     hello = Hello(
         protocol=PROTOCOL_VERSION,
         config_digest=config.digest(),

@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from spmd_encoder.api.types import Modality, OutputKind, StageTimes
+from spmd_encoder.api.types import Modality, StageTimes
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.scheduler.batcher import Batcher, Stage
+from spmd_encoder.scheduler.cache import Key, ResultCache
+from spmd_encoder.scheduler.output import EngineOutput
 from spmd_encoder.scheduler.stats import StatsKeeper
-from spmd_encoder.wire.messages import Began, Completed, Ended, Failed, Job, Message
+from spmd_encoder.wire.messages import Began, Completed, Ended, Failed, Heartbeat, Job, Message
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +35,6 @@ class Prepared(Protocol):
 
     @property
     def key(self) -> object: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineOutput:
-    """One item's embedding in host memory: `data` are the little-endian C-order bytes of `shape` in `dtype`."""
-
-    kind: OutputKind
-    shape: tuple[int, ...]
-    dtype: str
-    num_tokens: int
-    grid: tuple[int, int, int] | None
-    data: memoryview
 
 
 @dataclass(frozen=True)
@@ -85,6 +75,7 @@ class EncoderScheduler:
         self,
         engine: Engine,
         batcher: Batcher,
+        cache: ResultCache,
         *,
         reply: Callable[[Message, Sequence[bytes | memoryview]], None],
         note: Callable[[Message], None],
@@ -92,6 +83,7 @@ class EncoderScheduler:
     ) -> None:
         self._engine = engine
         self._batcher = batcher
+        self._cache = cache
         self._reply = reply
         self._note = note
         self._clock = clock
@@ -105,6 +97,8 @@ class EncoderScheduler:
         for job, data in zip(jobs, media, strict=True):
             if self._stopped:
                 self._reply(_failed(job, EncoderError(ErrorCode.DRAINING, "the replica is stopping")), ())
+            elif not job.probe and (held := self._cache.get(_key(job))) is not None:
+                self._reply(_completed(job, held, StageTimes(), cached=True), (held.data,))
             elif job.job_id not in self._pending:
                 self._pending[job.job_id] = PendingRequest(job, data, now, now + job.budget_s)
                 self._batcher.add(job.job_id, alone=job.alone)
@@ -141,9 +135,11 @@ class EncoderScheduler:
                 self._fail(pending, EncoderError(ErrorCode.DRAINING, "the replica is stopping"))
         self._work.set()
 
-    def snapshot_gauges(self) -> tuple[int, int]:
-        """(items not yet running, items running)."""
-        return self._batcher.waiting, self._batcher.running
+    def heartbeat(self) -> Heartbeat:
+        """The replica's numbers, and what its cache has dropped since the last one."""
+        cache = self._cache
+        stats = self.stats.snapshot(queue_items=self._batcher.waiting, running_items=self._batcher.running, cache=cache)
+        return Heartbeat(stats=stats, evicted=cache.take_evicted())
 
     def _pump(self) -> None:
         while (job_id := self._batcher.next_to_prepare()) is not None:
@@ -208,16 +204,9 @@ class EncoderScheduler:
     def _complete(self, pending: PendingRequest, output: EngineOutput, times: StageTimes) -> None:
         del self._pending[pending.job.job_id]
         self.stats.item_done(times)
-        message = Completed(
-            job_id=pending.job.job_id,
-            kind=output.kind,
-            shape=output.shape,
-            dtype=output.dtype,
-            num_tokens=output.num_tokens,
-            grid=output.grid,
-            times=times,
-        )
-        self._reply(message, (output.data,))
+        self._reply(_completed(pending.job, output, times), (output.data,))
+        if not pending.job.probe:
+            self._cache.put(_key(pending.job), output)
 
     def _fail_if_here(self, job_id: int, error: EncoderError) -> None:
         if (pending := self._pending.get(job_id)) is not None:
@@ -238,6 +227,23 @@ class EncoderScheduler:
         self._batcher.remove(job_id)
         if pending.preparing is not None:
             pending.preparing.cancel()
+
+
+def _key(job: Job) -> Key:
+    return job.digest, job.output or ""
+
+
+def _completed(job: Job, output: EngineOutput, times: StageTimes, *, cached: bool = False) -> Completed:
+    return Completed(
+        job_id=job.job_id,
+        kind=output.kind,
+        shape=output.shape,
+        dtype=output.dtype,
+        num_tokens=output.num_tokens,
+        grid=output.grid,
+        times=times,
+        cached=cached,
+    )
 
 
 def _failed(job: Job, error: EncoderError) -> Failed:

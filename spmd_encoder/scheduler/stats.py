@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from spmd_encoder.api.types import StageTimes
+from spmd_encoder.scheduler.cache import ResultCache
 from spmd_encoder.wire.messages import SchedulerStats
 
 
@@ -40,7 +41,7 @@ class StatsKeeper:
     def item_dropped(self) -> None:
         self.dropped += 1
 
-    def snapshot(self, *, queue_items: int, running_items: int) -> SchedulerStats:
+    def snapshot(self, *, queue_items: int, running_items: int, cache: ResultCache) -> SchedulerStats:
         return SchedulerStats(
             queue_items=queue_items,
             running_items=running_items,
@@ -54,4 +55,9 @@ class StatsKeeper:
             preprocess_s=self.preprocess_s,
             forward_s=self.forward_s,
             batch_size_counts=tuple(sorted(self.sizes.items())),
+            cache_hits=cache.hits,
+            cache_misses=cache.misses,
+            cache_evictions=cache.evictions,
+            cache_entries=len(cache),
+            cache_bytes=cache.bytes,
         )

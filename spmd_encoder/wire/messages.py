@@ -80,6 +80,7 @@ class Completed(Message, frozen=True):
     num_tokens: int
     grid: tuple[int, int, int] | None
     times: StageTimes
+    cached: bool = False
 
 
 class Failed(Message, frozen=True):
@@ -103,12 +104,18 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     preprocess_s: float = 0.0
     forward_s: float = 0.0
     batch_size_counts: tuple[tuple[int, int], ...] = ()
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cache_evictions: int = 0
+    cache_entries: int = 0
+    cache_bytes: int = 0
 
 
 class Heartbeat(Message, frozen=True):
-    """Twice a second, also under load."""
+    """Twice a second, also under load. `evicted`: (digest, output) of the results that the cache has dropped since."""
 
     stats: SchedulerStats
+    evicted: tuple[tuple[str, str], ...] = ()
 
 
 FromScheduler = Hello | Completed | Failed | Heartbeat

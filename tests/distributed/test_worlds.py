@@ -33,7 +33,11 @@ def expected(qwen_tiny: Path, pictures: list[bytes]) -> list[np.ndarray[Any, Any
 @pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: f"dp{shape[0]}tp{shape[1]}")
 def world(request: pytest.FixtureRequest, qwen_tiny: Path) -> Iterator[tuple[World, int, int]]:
     dp, tp = request.param
-    flags = ("--model-path", str(qwen_tiny), "--tp-size", str(tp), "--collective-timeout-s", "4")
+    # Without a cache, so that every answer goes through the tower.
+    flags = (
+        *("--model-path", str(qwen_tiny), "--tp-size", str(tp), "--collective-timeout-s", "4"),
+        *("--cache-bytes", "0"),
+    )
     with World(*flags, nproc=dp * tp) as world:
         world.start().wait_ready(replicas=dp)
         yield world, dp, tp

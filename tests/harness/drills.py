@@ -36,6 +36,7 @@ def drill_world(folder: Path, faults: Mapping[bytes, str], worker_start: str) ->
     flags = (
         *("--model-path", str(folder), "--tp-size", "2", "--worker-start", worker_start),
         *("--stall-timeout-s", "4", "--batch-timeout-s", "6", "--preprocess-timeout-s", "3"),
+        *("--cache-bytes", "0"),  # every answer is to go through the tower
     )
     with World(*flags, nproc=4, env={"SPMD_ENCODER_FAULTS": text}) as world:
         yield world.start().wait_ready(replicas=2)

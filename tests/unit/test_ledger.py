@@ -6,29 +6,46 @@ from collections.abc import Sequence
 
 import pytest
 
-from spmd_encoder.dispatcher.ledger import Command, Deliver, Fail, Ledger, NewJob, Send, Withdraw
+from spmd_encoder.dispatcher.commands import Command, Deliver, Fail, NewJob, Send, Withdraw
+from spmd_encoder.dispatcher.directory import Directory
+from spmd_encoder.dispatcher.ledger import Ledger
 from spmd_encoder.errors import EncoderError, ErrorCode
 
 
-def ledger(replicas: int = 2, *, ready: bool = True, items: int = 4, tokens: int = 100, most: int = 50) -> Ledger:
-    book = Ledger(range(replicas), max_items=most, window_items=items, window_tokens=tokens, quarantine_s=600.0)
+def ledger(
+    replicas: int = 2, *, ready: bool = True, items: int = 4, tokens: int = 100, most: int = 50, known: int = 0
+) -> Ledger:
+    book = Ledger(
+        range(replicas),
+        max_items=most,
+        window_items=items,
+        window_tokens=tokens,
+        quarantine_s=600.0,
+        directory=Directory(known),
+    )
     if ready:
         for replica in range(replicas):
             book.replica_ready(replica)
     return book
 
 
-def job(job_id: int, digest: str | None = None, *, cost: int = 1, deadline: float = 1e9) -> NewJob:
-    return NewJob(job_id=job_id, digest=digest or f"d{job_id}", cost_tokens=cost, deadline=deadline)
+def job(
+    job_id: int, digest: str | None = None, *, cost: int = 1, deadline: float = 1e9, output: str = "tokens"
+) -> NewJob:
+    return NewJob(job_id=job_id, digest=digest or f"d{job_id}", cost_tokens=cost, deadline=deadline, output=output)
+
+
+def sent(replica: int, job_id: int, deadline: float = 1e9) -> Send:
+    return Send(replica, (job_id,), (job_id,), (deadline,), (False,))
 
 
 def placed(commands: Sequence[Command]) -> dict[int, tuple[int, ...]]:
-    return {command.replica: command.job_ids for command in commands if isinstance(command, Send)}
+    return {command.replica: command.work_ids for command in commands if isinstance(command, Send)}
 
 
 def alone(commands: Sequence[Command]) -> dict[int, bool]:
     sends = [command for command in commands if isinstance(command, Send)]
-    return {job_id: flag for send in sends for job_id, flag in zip(send.job_ids, send.alone, strict=True)}
+    return {job_id: flag for send in sends for job_id, flag in zip(send.work_ids, send.alone, strict=True)}
 
 
 def failures(commands: Sequence[Command]) -> dict[int, ErrorCode]:
@@ -51,7 +68,7 @@ def test_what_does_not_fit_waits_and_goes_first() -> None:
     book = ledger(1, items=2)
     assert placed(book.submit([job(n) for n in range(4)], 0.0)) == {0: (0, 1)}
     assert book.submit([job(4)], 0.0) == []
-    assert book.completed(0, 1) == [Deliver(1, 0), Send(0, (2,), (False,))]
+    assert book.completed(0, 1) == [Deliver((1,), 0), sent(0, 2)]
 
 
 def test_a_large_item_runs_alone_and_is_not_overtaken() -> None:
@@ -94,7 +111,7 @@ def test_an_equal_item_is_alone_while_its_digest_is_under_suspicion() -> None:
     book.submit([job(1, "x")], 0.0)
     book.replica_lost(0, (1,), 0.0)
     book.replica_ready(0)
-    assert alone(book.submit([job(2, "x"), job(3)], 0.0)) == {3: False}
+    assert alone(book.submit([job(2, "x", output="pooled"), job(3)], 0.0)) == {3: False}
     assert alone(book.failed(0, 1, EncoderError(ErrorCode.CANCELLED, "gone"))) == {2: True}
     book.completed(0, 2)
     assert alone(book.submit([job(4, "x")], 0.0)) == {4: False}, "a success clears it"
@@ -132,16 +149,15 @@ def test_two_deaths_are_enough_and_are_forgotten_in_time() -> None:
 
 def test_an_input_that_nobody_has_seen_meets_one_replica_however_often_it_is_sent() -> None:
     book = ledger(3)
-    assert placed(book.submit([job(n, "x") for n in range(8)] + [job(8), job(9)], 0.0)) == {
-        0: (0, 1, 2, 3),
-        1: (8,),
-        2: (9,),
-    }
+    many = [job(n, "x", output=("tokens", "pooled")[n % 2]) for n in range(8)]
+    first = placed(book.submit([*many, job(8), job(9)], 0.0))
+    assert first[0] == (0, 1), "one work per output, on one replica"
+    assert sorted([*first[1], *first[2]]) == [8, 9]
     # One death for all copies; then one copy at a time in the whole world, alone.
-    assert placed(book.replica_lost(0, (0, 1), 0.0)) in ({1: (0,)}, {2: (0,)})
+    (again,) = placed(book.replica_lost(0, (0, 1), 0.0)).items()
+    assert again[1] == (0,)
     assert book.replica_ready(0) == []
-    where = 1 if book.load(1).outstanding_items == 2 else 2
-    assert set(failures(book.replica_lost(where, (0,), 0.0))) == set(range(8))
+    assert set(failures(book.replica_lost(again[0], (0,), 0.0))) == set(range(8))
     assert book.num_jobs == 2
 
 
@@ -149,17 +165,14 @@ def test_copies_of_what_was_answered_once_go_anywhere() -> None:
     book = ledger(2)
     book.submit([job(1, "x")], 0.0)
     book.completed(0, 1)
-    assert {r: len(ids) for r, ids in placed(book.submit([job(n, "x") for n in range(2, 6)], 0.0)).items()} == {
-        0: 2,
-        1: 2,
-    }
+    assert placed(book.submit([job(2, "x"), job(3, "x", output="pooled")], 0.0)).keys() == {0, 1}
 
 
 def test_others_pass_what_waits_for_a_copy_of_itself() -> None:
     book = ledger(2)
     book.submit([job(1, "x")], 0.0)
     book.replica_lost(0, (1,), 0.0)
-    assert placed(book.submit([job(2, "x"), job(3)], 0.0)) == {1: (3,)}
+    assert placed(book.submit([job(2, "x", output="pooled"), job(3)], 0.0)) == {1: (3,)}
     assert placed(book.completed(1, 1)) == {1: (2,)}
 
 
@@ -168,8 +181,9 @@ def test_workers_that_fall_together_convict_nobody() -> None:
     book = ledger(2)
     book.submit([job(1, "x")], 0.0)
     book.completed(0, 1)
-    book.submit([job(2, "x"), job(3, "x")], 0.0)
-    assert failures(book.replica_lost(0, (2,), 0.0) + book.replica_lost(1, (3,), 0.0)) == {}
+    where = placed(book.submit([job(2, "x"), job(3, "x", output="pooled")], 0.0))
+    assert where == {1: (2,), 0: (3,)}
+    assert failures(book.replica_lost(1, (2,), 0.0) + book.replica_lost(0, (3,), 0.0)) == {}
     assert alone(book.replica_ready(0)) == {2: True}
     assert [type(command) for command in book.completed(0, 2)] == [Deliver, Send]
 
@@ -229,7 +243,7 @@ def test_a_refused_digest_in_another_replicas_hands_does_not_hang_there(suspects
     book = ledger(2, items=1)
     book.submit([job(0, "x")], 0.0)
     book.completed(0, 0)
-    assert placed(book.submit([job(1, "x"), job(9, "x")], 0.0)) == {1: (1,), 0: (9,)}
+    assert placed(book.submit([job(1, "x"), job(9, "x", output="pooled")], 0.0)) == {1: (1,), 0: (9,)}
     book.replica_lost(1, (1,), 0.0)
     assert placed(book.replica_ready(1)) == {}, "it waits for what becomes of its copy"
     commands = book.replica_lost(0, suspects, 0.0)
@@ -253,7 +267,7 @@ def test_late_replies_are_ignored() -> None:
     assert book.completed(0, 1) == []
     assert book.failed(0, 1, error) == []
     assert book.completed(1, 77) == []
-    assert book.completed(1, 1) == [Deliver(1, 1)]
+    assert book.completed(1, 1) == [Deliver((1,), 1)]
     assert book.completed(1, 1) == []
     assert book.failed(1, 1, error) == []
 
@@ -264,7 +278,7 @@ def test_cancel_withdraws_what_is_in_hand_and_makes_room() -> None:
     assert book.cancel([1, 3, 99]) == [Withdraw(0, (1,))]
     # The replica may still be running it: there is room only when it has answered.
     assert (book.load(0).outstanding_items, book.num_jobs) == (2, 2)
-    assert book.failed(0, 1, EncoderError(ErrorCode.CANCELLED, "gone")) == [Send(0, (4,), (False,))]
+    assert book.failed(0, 1, EncoderError(ErrorCode.CANCELLED, "gone")) == [sent(0, 4)]
     assert book.completed(0, 1) == []
     assert book.cancel([1]) == []
     assert book.num_jobs == 2
@@ -285,7 +299,7 @@ def test_a_probe_goes_to_a_replica_that_is_not_ready_and_dies_with_it() -> None:
     book = ledger(2, ready=False)
     book.submit([job(1)], 0.0)
     probe = NewJob(job_id=5, digest="probe", cost_tokens=3, deadline=1e9, pinned=1)
-    assert book.probe(probe) == [Send(1, (5,), (False,))]
+    assert book.probe(probe) == [sent(1, 5)]
     assert (book.load(1).outstanding_items, book.load(1).outstanding_tokens) == (1, 3)
     assert failures(book.replica_lost(1, None, 0.0)) == {5: ErrorCode.WORKER_DIED}
     for _ in range(3):  # probes put no digest under suspicion
@@ -320,3 +334,104 @@ def test_a_late_job_is_still_blamed_for_the_death_it_causes() -> None:
     (refused,) = book.submit([NewJob(job_id=3, digest="sha256:bad", cost_tokens=1, deadline=99.0)], 40.0)
     assert isinstance(refused, Fail)
     assert refused.error.code is ErrorCode.WORKER_DIED
+
+
+# -- equal items at the same time
+
+
+def test_equal_items_are_one_work_and_all_are_answered() -> None:
+    book = ledger(2)
+    assert placed(book.submit([job(1, "x"), job(2, "y"), job(3, "x")], 0.0)) == {0: (1,), 1: (2,)}
+    assert book.submit([job(4, "x")], 0.0) == []
+    assert (book.num_jobs, book.joined) == (4, 2)
+    assert book.load(0).outstanding_items == 1
+    assert book.completed(0, 1) == [Deliver((1, 3, 4), 0)]
+    assert book.num_jobs == 1
+    assert placed(book.submit([job(5, "x")], 0.0)) == {0: (5,)}, "what is over is not joined"
+
+
+def test_another_output_is_another_work() -> None:
+    book = ledger(1)
+    assert placed(book.submit([job(1, "x"), job(2, "x", output="pooled")], 0.0)) == {0: (1, 2)}
+
+
+def test_a_caller_that_leaves_takes_nobody_with_it() -> None:
+    book = ledger(1)
+    book.submit([job(1, "x"), job(2, "x")], 0.0)
+    assert book.cancel([1]) == [], "the work goes on for the other one"
+    book.replica_lost(0, (), 0.0)
+    (again,) = (command for command in book.replica_ready(0) if isinstance(command, Send))
+    assert (again.work_ids, again.job_ids) == ((1,), (2,)), "its bytes come from who is still there"
+    assert book.cancel([2]) == [Withdraw(0, (1,))]
+    assert placed(book.submit([job(3, "x")], 0.0)) == {0: (3,)}, "a withdrawn work is not joined"
+    assert book.completed(0, 1) == []
+    assert book.completed(0, 3) == [Deliver((3,), 0)]
+
+
+def test_a_failure_is_everybodys_and_is_not_kept() -> None:
+    book = ledger(1)
+    book.submit([job(1, "x"), job(2, "x")], 0.0)
+    error = EncoderError(ErrorCode.MEDIA_CORRUPT, "no")
+    assert failures(book.failed(0, 1, error)) == {1: ErrorCode.MEDIA_CORRUPT, 2: ErrorCode.MEDIA_CORRUPT}
+    assert placed(book.submit([job(3, "x")], 0.0)) == {0: (3,)}
+
+
+def test_each_job_has_its_own_time() -> None:
+    book = ledger(1)
+    book.submit([job(1, "x", deadline=5.0)], 0.0)
+    book.submit([job(2, "x", deadline=50.0), job(3, "x", deadline=4.0)], 0.0)
+    assert failures(book.tick(4.5)) == {3: ErrorCode.DEADLINE_EXCEEDED}
+    late = EncoderError(ErrorCode.DEADLINE_EXCEEDED, "its time was over")
+    commands = book.failed(0, 1, late)
+    assert failures(commands) == {1: ErrorCode.DEADLINE_EXCEEDED}
+    assert [c for c in commands if isinstance(c, Send)] == [Send(0, (1,), (2,), (50.0,), (False,))]
+    assert failures(book.failed(0, 1, late)) == {2: ErrorCode.DEADLINE_EXCEEDED}
+    assert book.num_jobs == 0
+
+
+# -- results that replicas hold
+
+
+def test_an_item_goes_where_its_result_is_held_and_costs_next_to_nothing_there() -> None:
+    book = ledger(2, known=10)
+    book.submit([job(1, "x", cost=50), job(2, "y", cost=50)], 0.0)
+    book.completed(1, 2)
+    book.completed(0, 1)
+    book.submit([job(3, cost=9), job(4, cost=9)], 0.0)
+    assert placed(book.submit([job(5, "x", cost=50), job(6, "y", cost=50)], 0.0)) == {0: (5,), 1: (6,)}
+    assert [book.load(replica).outstanding_tokens for replica in (0, 1)] == [10, 10]
+    assert placed(book.submit([job(7, "x", cost=50, output="pooled")], 0.0)) == {0: (7,)}, "that is not held"
+    assert book.load(0).outstanding_tokens == 60
+
+
+def test_where_it_is_held_may_have_no_room() -> None:
+    book = ledger(2, items=1, known=10)
+    book.submit([job(1, "x")], 0.0)
+    book.completed(0, 1)
+    book.submit([job(2), job(3)], 0.0)
+    assert book.submit([job(4, "x")], 0.0) == []
+    assert placed(book.completed(1, 3) or book.completed(1, 2)) == {1: (4,)}
+
+
+def test_what_a_replica_has_dropped_is_not_held() -> None:
+    book = ledger(2, known=10)
+    book.submit([job(1, "x"), job(2, "y")], 0.0)
+    book.completed(0, 1)
+    book.completed(1, 2)
+    book.evicted(1, [("x", "tokens")])
+    book.submit([job(3, cost=9)], 0.0)
+    assert placed(book.submit([job(4, "x")], 0.0)) == {0: (4,)}, "another replica cannot drop it"
+    book.completed(0, 4)
+    book.evicted(0, [("x", "tokens")])
+    assert placed(book.submit([job(5, "x")], 0.0)) == {1: (5,)}
+    book.replica_lost(1, (), 0.0)
+    book.replica_ready(1)
+    book.submit([job(6, cost=20)], 0.0)
+    assert 7 in placed(book.submit([job(7, "y")], 0.0)).get(0, ()), "its memory went with its worker"
+
+
+def test_the_directory_is_bounded() -> None:
+    book = Directory(2)
+    for number in range(5):
+        book.learn((f"d{number}", ""), 0)
+    assert (len(book), book.home(("d4", "")), book.home(("d0", ""))) == (2, 0, None)

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from spmd_encoder.api.types import Modality, OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.scheduler.batcher import Batcher
-from spmd_encoder.scheduler.scheduler import BatchResult, EncoderScheduler, EngineOutput
+from spmd_encoder.scheduler.cache import ResultCache
+from spmd_encoder.scheduler.output import EngineOutput
+from spmd_encoder.scheduler.scheduler import BatchResult, EncoderScheduler
 from spmd_encoder.wire.messages import Began, Completed, Ended, Failed, Job, Message
 
 
@@ -86,7 +88,7 @@ def job(job_id: int, *, cost: int = 1, budget_s: float = 1000.0, alone: bool = F
 
 
 class Bench:
-    def __init__(self, *, max_items: int = 4, max_tokens: int = 100, lookahead: int = 12) -> None:
+    def __init__(self, *, max_items: int = 4, max_tokens: int = 100, lookahead: int = 12, cache_bytes: int = 0) -> None:
         self.engine = FakeEngine()
         self.replies: list[tuple[Message, list[bytes]]] = []
         self.notes: list[Message] = []
@@ -94,6 +96,7 @@ class Bench:
         self.scheduler = EncoderScheduler(
             self.engine,
             Batcher(max_items=max_items, max_tokens=max_tokens, lookahead=lookahead),
+            ResultCache(cache_bytes),
             reply=lambda message, frames: self.replies.append((message, [bytes(frame) for frame in frames])),
             note=self.notes.append,
             clock=lambda: self.now,
@@ -140,7 +143,8 @@ async def bench(**limits: int) -> AsyncIterator[Bench]:
             assert made.engine.broken is not None
         if made.engine.broken is None:
             assert made.suspects() == set()
-            assert made.scheduler.snapshot_gauges() == (0, 0)
+            stats = made.scheduler.heartbeat().stats
+            assert (stats.queue_items, stats.running_items) == (0, 0)
 
 
 async def test_a_lone_item_starts_at_once_and_arrivals_meanwhile_share_the_next_forward() -> None:
@@ -364,11 +368,12 @@ async def test_the_numbers_add_up() -> None:
         await b.settle()
         b.submit(job(2, cost=5), job(3), job(4, cost=7), job(5, budget_s=1.0))
         await b.settle()
-        assert b.scheduler.snapshot_gauges() == (3, 1)
+        stats = b.scheduler.heartbeat().stats
+        assert (stats.queue_items, stats.running_items) == (3, 1)
         b.now = 2.0
         b.engine.gate.set()
         await b.settle()
-        stats = b.scheduler.stats.snapshot(queue_items=0, running_items=0)
+        stats = b.scheduler.heartbeat().stats
         assert (stats.completed, stats.failed, stats.dropped) == (3, 1, 1)
         assert (stats.batches, stats.batch_items, stats.batch_tokens) == (2, 3, 15)
         assert stats.forward_s == 0.5
@@ -435,3 +440,44 @@ def test_every_job_is_answered_once(steps: list[tuple[str, int, str]], max_items
             assert stats.batch_items == sum(map(len, b.engine.batches))
 
     asyncio.run(play())
+
+
+async def test_a_result_that_is_held_needs_no_forward() -> None:
+    async with bench(cache_bytes=100) as b:
+        b.engine.gate.set()
+        b.submit(job(1, digest="x"))
+        await b.settle()
+        b.submit(job(2, digest="x"), job(3, digest="x", output=OutputKind.POOLED), job(4, digest="x", probe=True))
+        await b.settle()
+        assert b.engine.prepared == [1, 3, 4], "another output and a probe are worked out"
+        first, again = (reply for reply in b.replies if isinstance(reply[0], Completed) and reply[0].job_id in (1, 2))
+        assert isinstance(first[0], Completed)
+        assert isinstance(again[0], Completed)
+        assert first[1] == again[1], "bit for bit"
+        assert (first[0].cached, again[0].cached) == (False, True)
+        assert again[0].shape == first[0].shape
+        stats = b.scheduler.heartbeat().stats
+        assert (stats.cache_hits, stats.cache_misses, stats.cache_entries, stats.cache_bytes) == (1, 2, 2, 12)
+
+
+async def test_a_failure_is_not_held() -> None:
+    async with bench(cache_bytes=100) as b:
+        b.engine.gate.set()
+        b.engine.run_errors[1] = EncoderError(ErrorCode.NON_FINITE, "nan")
+        b.submit(job(1, digest="x"))
+        await b.settle()
+        b.submit(job(2, digest="x"))
+        await b.settle()
+        assert (b.failed, b.completed) == ({1: ErrorCode.NON_FINITE}, [2])
+
+
+async def test_what_was_dropped_is_told_once() -> None:
+    async with bench(cache_bytes=13, max_items=1) as b:
+        b.engine.gate.set()
+        for number in (1, 2, 3):  # of 6 bytes each
+            b.submit(job(number))
+            await b.settle()
+        beat = b.scheduler.heartbeat()
+        assert beat.evicted == (("d1", ""),)
+        assert (beat.stats.cache_evictions, beat.stats.cache_bytes) == (1, 12)
+        assert b.scheduler.heartbeat().evicted == ()

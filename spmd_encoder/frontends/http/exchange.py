@@ -22,10 +22,12 @@ class Exchange:
     request_id: str | None = None
     replicas: list[int] = field(default_factory=list)
     times: StageTimes | None = None
+    cached: int = 0
 
     def note(self, outcomes: Sequence[ItemOutcome]) -> None:
         """Take from an answer what its headers say."""
         self.replicas = replicas_of(outcomes)
+        self.cached = sum(outcome.cached for outcome in outcomes if isinstance(outcome, Embedding))
         times = [outcome.times for outcome in outcomes if isinstance(outcome, Embedding)]
         if times:
             self.times = StageTimes(
@@ -42,6 +44,7 @@ class Exchange:
             out.append((b"x-request-id", self.request_id.encode()))
         out.append((b"x-total-time-ms", _ms(time.perf_counter() - self.started)))
         if self.times is not None:
+            out.append((b"x-spmd-cached", str(self.cached).encode()))
             out.append((b"x-queue-time-ms", _ms(self.times.queue_s)))
             out.append((b"x-preprocess-time-ms", _ms(self.times.preprocess_s)))
             out.append((b"x-forward-time-ms", _ms(self.times.forward_s)))

@@ -1,0 +1,73 @@
+"""A work is what a replica is asked to do once, for all jobs that want it; hands are what one replica is at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from spmd_encoder.dispatcher.commands import Key, NewJob
+from spmd_encoder.dispatcher.routing import Load
+
+
+@dataclass(eq=False)
+class Work:
+    """`work_id` is its first job's. Without jobs it is wanted no more, but a replica may still be at it."""
+
+    work_id: int
+    key: Key
+    cost_tokens: int
+    pinned: int | None = None
+    jobs: dict[int, NewJob] = field(default_factory=dict)
+    replica: int | None = None
+    alone: bool = False
+    charged_tokens: int = 0
+    deadline: float = 0.0
+    """What the replica was told, which jobs that came later do not know."""
+
+    @classmethod
+    def of(cls, job: NewJob) -> Work:
+        return cls(job.job_id, job.key, job.cost_tokens, job.pinned, {job.job_id: job})
+
+    @property
+    def digest(self) -> str:
+        return self.key[0]
+
+
+@dataclass
+class Hands:
+    """What one replica has in hand. A withdrawn work stays, charged and to blame, until the replica has answered or is
+    lost: it may still be running."""
+
+    ready: bool = False
+    works: dict[int, Work] = field(default_factory=dict)
+    tokens: int = 0
+    digests: Counter[str] = field(default_factory=Counter)
+    """Of all but probes."""
+
+    @property
+    def load(self) -> Load:
+        return Load(self.tokens, len(self.works))
+
+    def take(self, work: Work, charged_tokens: int) -> None:
+        work.charged_tokens = charged_tokens
+        work.deadline = max(job.deadline for job in work.jobs.values())
+        self.works[work.work_id] = work
+        self.tokens += charged_tokens
+        self.digests[work.digest] += work.pinned is None
+
+    def settle(self, work_id: int) -> Work | None:
+        """Take the work off these hands; None where it is not in them (late, or a lie)."""
+        if (work := self.works.pop(work_id, None)) is not None:
+            self.tokens -= work.charged_tokens
+            self.digests[work.digest] -= work.pinned is None
+            if not self.digests[work.digest]:
+                del self.digests[work.digest]
+        return work
+
+    def drop_all(self) -> list[Work]:
+        """What was in them, oldest first."""
+        works = sorted(self.works.values(), key=lambda work: work.work_id)
+        self.works.clear()
+        self.digests.clear()
+        self.tokens = 0
+        return works

@@ -1,0 +1,19 @@
+"""One item's embedding as the engine gives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spmd_encoder.api.types import OutputKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOutput:
+    """One item's embedding in host memory: `data` are the little-endian C-order bytes of `shape` in `dtype`."""
+
+    kind: OutputKind
+    shape: tuple[int, ...]
+    dtype: str
+    num_tokens: int
+    grid: tuple[int, int, int] | None
+    data: memoryview
