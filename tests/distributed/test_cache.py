@@ -52,16 +52,15 @@ def test_what_was_dropped_is_encoded_anew_and_is_the_same(world: World) -> None:
 
 
 def test_many_at_once_are_encoded_once(world: World) -> None:
-    picture = noise_png(4, 840, 840)
+    picture = noise_png(4, 840, 840)  # too large for this cache
     before = tower_items(world)
-    with ThreadPoolExecutor(16) as clients:
-        replies = list(clients.map(lambda _: world.post([picture]), range(16)))
-    assert {reply.status_code for reply in replies} == {200}
-    assert len({reply.json()["data"][0]["embedding"] for reply in replies}) == 1
-    world.post([noise_png(5, 84, 84)])
-    world.wait_for("the heartbeat", lambda: tower_items(world) >= before + 2)
-    # It is too large for this cache: whoever came after it was done had it encoded again.
-    assert tower_items(world) - before <= 2 + 8
+    with ThreadPoolExecutor(4) as clients:
+        replies = list(clients.map(lambda _: world.post([picture] * 16), range(4)))
+    entries = [entry for reply in replies for entry in reply.json()["data"]]
+    assert len(entries) == 64
+    assert len({entry["embedding"] for entry in entries}) == 1
+    world.wait_for("the heartbeat", lambda: tower_items(world) > before)
+    assert tower_items(world) - before <= 4 + 2, "one for each client that came alone, and the idle replicas' probes"
 
 
 def test_a_new_worker_starts_with_nothing(world: World) -> None:
