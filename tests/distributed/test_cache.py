@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,6 +54,7 @@ def test_what_was_dropped_is_encoded_anew_and_is_the_same(world: World) -> None:
 
 def test_many_at_once_are_encoded_once(world: World) -> None:
     picture = noise_png(4, 840, 840)  # too large for this cache
+    time.sleep(1.2)  # two heartbeats: the number is then that of all before
     before = tower_items(world)
     with ThreadPoolExecutor(4) as clients:
         replies = list(clients.map(lambda _: world.post([picture] * 16), range(4)))
