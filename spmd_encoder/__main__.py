@@ -19,6 +19,7 @@ from spmd_encoder.distributed.layout import Layout
 from spmd_encoder.errors import StartupError
 from spmd_encoder.launch_env import LaunchEnv, read_launch_env
 from spmd_encoder.observability.logging import Origin, set_up_logging
+from spmd_encoder.sglang_flags import take_foreign
 
 log = logging.getLogger("spmd_encoder")
 
@@ -32,12 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for sig in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sig, _end_early)
         env = read_launch_env(process_environ())
-        config, check = parse_config(sys.argv[1:] if argv is None else argv)
+        own, notes = take_foreign(sys.argv[1:] if argv is None else argv, process_environ())
+        config, check = parse_config(own)
         layout = Layout(*validate_layout(config, env.world_size))
         if check:
             print(json.dumps({"dp_size": layout.dp_size, "tp_size": layout.tp_size, **config.flat()}, indent=2))
             return 0
-        return _run(config, env, layout)
+        return _run(config, env, layout, notes)
     except StartupError as error:
         print(f"spmd_encoder rank {env.rank}: {error.message}", file=sys.stderr, flush=True)
         _tell_torchrun(env, error)
@@ -48,7 +50,7 @@ def _end_early(signum: int, frame: FrameType | None) -> NoReturn:
     sys.exit(0)
 
 
-def _run(config: Config, env: LaunchEnv, layout: Layout) -> int:
+def _run(config: Config, env: LaunchEnv, layout: Layout, notes: Sequence[str]) -> int:
     # Imported here, so that a signal during these imports finds its handler.
     import setproctitle
 
@@ -61,6 +63,8 @@ def _run(config: Config, env: LaunchEnv, layout: Layout) -> int:
     set_up_logging(origin, config.observability.log_level, config.observability.log_format)
     log.debug("restart %d of run %s", env.restart_count, env.run_id or "(none)")
     if env.local_rank == 0:
+        for note in notes:
+            log.info("%s", note)
         sweep()
     run_dir = RunDir(env)
 

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from spmd_encoder import __version__
 from spmd_encoder.errors import StartupError
 from spmd_encoder.flags import ARITY, READERS, flag, value_text
+from spmd_encoder.sglang_flags import check_bootstraps, class_path
 
 ENV_PREFIX = "SPMD_ENCODER_"
 DEFAULT_MODEL = "demo:dinov2-small"
@@ -100,9 +101,15 @@ class MediaConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitsConfig:
-    max_queued_items: int = flag(1024, "most items accepted and not yet answered, in the whole world; then 429")
+    max_queued_items: int = flag(
+        1024,
+        "most items accepted and not yet answered, in the whole world; then 429",
+        fallback="SGLANG_ENCODER_MAX_PENDING_REQUESTS",
+    )
     max_inflight_bytes: int = flag(2**30, "most media bytes held at once by the dispatcher; then 503")
-    request_timeout_s: float = flag(180.0, "time after which a request is answered with 504")
+    request_timeout_s: float = flag(
+        180.0, "time after which a request is answered with 504", fallback="SGLANG_ENCODER_REQ_TIMEOUT"
+    )
     preparers: int | None = flag(
         None, "processes per replica that decode and preprocess (default: half of the leader's share of cores, 1 to 8)"
     )
@@ -110,8 +117,32 @@ class LimitsConfig:
     cache_bytes: int = flag(
         256 * 2**20, "bytes of results that each replica keeps, to answer equal items without a forward; 0 is off"
     )
-    max_batch_items: int = flag(8, "most items in one forward")
+    max_batch_items: int = flag(8, "most items in one forward", fallback="SGLANG_ENCODER_MAX_BATCH_SIZE")
     max_batch_tokens: int = flag(16384, "most encoder tokens (patches) in one forward; a larger item runs alone")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SglangConfig:
+    encoder_transfer_backend: str = flag(
+        "auto",
+        "how embeddings reach an SGLang language server, which must have the same value; auto is zmq_to_scheduler",
+        choices=("auto", "zmq_to_scheduler", "zmq_to_tokenizer"),
+    )
+    send_timeout_s: float = flag(
+        180.0,
+        "longest wait of finished embeddings for their receivers, and longest delivery to one",
+        fallback="SGLANG_ENCODER_SEND_TIMEOUT",
+    )
+    max_staged_bytes: int = flag(
+        4 * 2**30, "most bytes of embeddings that wait for receivers or are on their way to them; then 503"
+    )
+    encoder_register_urls: tuple[str, ...] = flag(
+        (), "language servers' bootstrap addresses (http://host:8997) that are told of this encoder while it is ready"
+    )
+    sglang_embedding_class: str = flag(
+        "sglang.srt.disaggregation.encoder.receiver:EmbeddingData",
+        "the receiver's class of a part of embeddings, which older releases of SGLang have elsewhere",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +167,9 @@ class LifecycleConfig:
 class ObservabilityConfig:
     log_level: str = flag("info", "least level that is logged", choices=("debug", "info", "warning", "error"))
     log_format: str = flag("text", "text or one JSON object per line", choices=("text", "json"))
+    metrics_names: str = flag(
+        "own", "sglang adds what is measured under the names that SGLang's encoder has", choices=("own", "sglang")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +179,7 @@ class Config:
     server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
     media: MediaConfig = dataclasses.field(default_factory=MediaConfig)
     limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
+    sglang: SglangConfig = dataclasses.field(default_factory=SglangConfig)
     lifecycle: LifecycleConfig = dataclasses.field(default_factory=LifecycleConfig)
     observability: ObservabilityConfig = dataclasses.field(default_factory=ObservabilityConfig)
     faults: str = ""
@@ -255,8 +290,9 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) 
         value = parsed[field.name]
         if _value_type(cls, field) is tuple and value is not None:
             value = tuple(word for words in value for word in words)
-        if value is None and (raw := env.get(env_name(field))) is not None:
-            value = _from_env(env_name(field), raw, _value_type(cls, field), field.metadata["choices"])
+        for name in (env_name(field), field.metadata["fallback"]):
+            if value is None and name and (raw := env.get(name)) is not None:
+                value = _from_env(name, raw, _value_type(cls, field), field.metadata["choices"])
         values[field.name] = field.default if value is None else value
     config = _build(values)
     _validate(config)
@@ -295,6 +331,8 @@ def _validate(config: Config) -> None:
             raise StartupError(f"{flag_name(field)} must be positive, not {value}", exit_code=2)
     if not 0 <= config.server.port <= 65535:
         raise StartupError(f"--port must be 0 to 65535, not {config.server.port}", exit_code=2)
+    class_path(config.sglang.sglang_embedding_class)
+    check_bootstraps(config.sglang.encoder_register_urls)
     for domain in config.media.allowed_media_domains:
         if set(domain) & set("/*@?#%[]\\") or domain.count(":") == 1:
             raise StartupError(

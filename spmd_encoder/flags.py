@@ -13,10 +13,17 @@ _BOOLEANS = MappingProxyType(
 
 
 def flag(
-    default: Any, help: str, *, alias: tuple[str, ...] = (), choices: tuple[str, ...] = (), per_rank: bool = False
+    default: Any,
+    help: str,
+    *,
+    alias: tuple[str, ...] = (),
+    choices: tuple[str, ...] = (),
+    per_rank: bool = False,
+    fallback: str | None = None,
 ) -> Any:
-    """A field that is also a flag. `per_rank` fields may differ between ranks."""
-    meta = {"help": help, "alias": alias, "choices": choices, "per_rank": per_rank}
+    """A field that is also a flag. `per_rank` fields may differ between ranks. `fallback` is a foreign variable that
+    counts where neither the flag nor its own variable is given."""
+    meta = {"help": help, "alias": alias, "choices": choices, "per_rank": per_rank, "fallback": fallback}
     return dataclasses.field(default=default, metadata=meta)
 
 

@@ -28,6 +28,8 @@ class ParcelHeader:
     dtype: str = ""
     rows: int = 0
     dim: int = 0
+    num_bytes: int = 0
+    """Of all rows."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from spmd_encoder.errors import StartupError
+from spmd_encoder.sglang_flags import class_path
 from spmd_encoder.transports.base import PushEndpoint, Transport
 from spmd_encoder.transports.sglang_frames import ClassPath, SglangFraming
 from spmd_encoder.transports.zmq_push import ZmqPush
@@ -37,9 +37,6 @@ def push_backend(name: str) -> PushBackend:
 
 
 def load_push(embedding_class: str, *, timeout_s: float, max_peer_bytes: int) -> Transport[PushEndpoint]:
-    """Messages as SGLang's receivers read them. Raises StartupError (exit code 2) for a class that is no path."""
-    try:
-        framing = SglangFraming(ClassPath.parse(embedding_class))
-    except ValueError as error:
-        raise StartupError(f"--sglang-embedding-class: {error}", exit_code=2) from None
+    """Messages as SGLang's receivers read them; `embedding_class` is where their class of a part lives."""
+    framing = SglangFraming(ClassPath(*class_path(embedding_class)))
     return ZmqPush(framing, timeout_s=timeout_s, max_peer_bytes=max_peer_bytes)

@@ -23,7 +23,6 @@ Plain = None | bool | int | str | Sequence["Plain"]
 _MODALITY = b"csglang.srt.managers.schedule_batch\nModality\n"
 _MODALITY_VALUE = MappingProxyType({Modality.IMAGE: 1, Modality.VIDEO: 2, Modality.AUDIO: 3})
 _DTYPE = re.compile(r"[a-z][a-z0-9_]{0,30}")
-_CLASS = re.compile(r"([A-Za-z_][\w]*(?:\.[A-Za-z_][\w]*)+):([A-Za-z_]\w*)", re.ASCII)
 
 _PROTO, _STOP = b"\x80\x02", b"."
 _EMPTY_TUPLE, _NEWOBJ, _REDUCE, _BUILD = b")", b"\x81", b"R", b"b"
@@ -38,14 +37,6 @@ class ClassPath:
 
     module: str
     name: str
-
-    @classmethod
-    def parse(cls, text: str) -> ClassPath:
-        """From `package.module:Class`. Raises ValueError."""
-        match = _CLASS.fullmatch(text)
-        if match is None:
-            raise ValueError(f"{text!r} is not of the form package.module:Class")
-        return cls(match[1], match[2])
 
 
 class SglangFraming:

@@ -17,6 +17,10 @@ words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), m
 def values(field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
     if field.metadata["choices"]:
         return st.sampled_from(field.metadata["choices"])
+    if field.name == "sglang_embedding_class":
+        return st.sampled_from(["a.b:C", "sglang.srt.disaggregation.encode_receiver:EmbeddingData"])
+    if field.name == "encoder_register_urls":
+        return st.lists(st.sampled_from(["http://a:8997", "https://b.c"]), max_size=2).map(tuple)
     if field.name == "port":
         return st.integers(0, 65535)
     if isinstance(field.default, bool):

@@ -39,7 +39,12 @@ def usage_error(argv: Sequence[str], environ: dict[str, str] | None = None) -> s
     return message
 
 
+SPECIAL = {"encoder_register_urls": ("http://one.example:8997",), "sglang_embedding_class": "a.b:C"}
+
+
 def another_value(field: dataclasses.Field[Any]) -> Any:
+    if field.name in SPECIAL:
+        return SPECIAL[field.name]
     if field.metadata["choices"]:
         return next(c for c in field.metadata["choices"] if c != field.default)
     if isinstance(field.default, bool):
