@@ -7,8 +7,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Protocol
 
-from spmd_encoder.errors import EncoderError
-from spmd_encoder.frontends.base import ItemLimits, ItemNaming, ParsedItem, RemoteItem, SourceItem, item_name, read_item
+from spmd_encoder.api.service import EncoderService
+from spmd_encoder.api.types import ItemOutcome, OutputKind
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.frontends.base import (
+    ItemLimits,
+    ItemNaming,
+    ParsedItem,
+    RemoteItem,
+    SourceItem,
+    encode_items,
+    item_name,
+    read_item,
+)
 
 
 class Fetcher(Protocol):
@@ -49,3 +60,37 @@ async def fetch_items(
             if isinstance(source, RemoteItem)
         }
     return [tasks[index].result() if isinstance(source, RemoteItem) else source for index, source in enumerate(sources)]
+
+
+async def fetch_and_encode(
+    service: EncoderService,
+    items: Sequence[SourceItem],
+    fetcher: Fetcher,
+    *,
+    limits: ItemLimits,
+    pool: Executor,
+    reserve: Callable[[int], None],
+    request_id: str,
+    output: OutputKind | None,
+    timeout_s: float,
+    check: Callable[[Sequence[ParsedItem]], None],
+    name: ItemNaming,
+) -> list[ItemOutcome]:
+    """The outcomes of `items`, those that are URLs fetched first, all within `timeout_s`.
+
+    `check` may raise before anything is encoded. Raises `EncoderError` where the request as a whole fails:
+    DEADLINE_EXCEEDED, or what the service refuses.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    try:
+        async with asyncio.timeout_at(deadline):
+            parsed = await fetch_items(items, fetcher, limits=limits, pool=pool, reserve=reserve, name=name)
+    except TimeoutError:
+        raise EncoderError(
+            ErrorCode.DEADLINE_EXCEEDED, f"fetching the items took longer than {timeout_s:g} s (--request-timeout-s)"
+        ) from None
+    check(parsed)
+    return await encode_items(
+        service, parsed, request_id=request_id, output=output, deadline_s=deadline - loop.time(), name=name
+    )

@@ -22,8 +22,10 @@ from spmd_encoder.frontends.http.encode import encode_routes
 from spmd_encoder.frontends.http.envelope import Envelope
 from spmd_encoder.frontends.http.errors import HttpError, error_response, plain_error
 from spmd_encoder.frontends.http.metrics import HttpMetrics
+from spmd_encoder.frontends.http.sglang import new_dialect, sglang_routes
 from spmd_encoder.frontends.http.status import status_routes
 from spmd_encoder.frontends.remote import Fetcher
+from spmd_encoder.frontends.sglang.dialect import SglangDialect
 from spmd_encoder.media.fetch import MediaFetcher
 
 _NUM_THREADS = 2
@@ -41,11 +43,14 @@ def create_app(
     *,
     pool: Executor | None = None,
     fetcher: Fetcher | None = None,
+    metrics: HttpMetrics | None = None,
+    dialect: SglangDialect | None = None,
     timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> FastAPI:
     """The application in front of `service`.
 
-    `pool` and `fetcher` stay the caller's; without one the app makes its own and closes it when its lifespan ends.
+    `pool`, `fetcher` and `dialect` stay the caller's; without one the app makes its own and closes it when its lifespan
+    ends.
     """
     owned = AsyncExitStack()
     if pool is None:
@@ -54,6 +59,10 @@ def create_app(
     if fetcher is None:
         fetcher = MediaFetcher(config.media)
         owned.push_async_callback(fetcher.close)
+    metrics = metrics or HttpMetrics()
+    if dialect is None:
+        dialect = new_dialect(service, config, pool=pool, fetcher=fetcher, metrics=metrics)
+        owned.push_async_callback(dialect.close)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -69,9 +78,9 @@ def create_app(
         redoc_url=None,
         lifespan=lifespan,
     )
-    metrics = HttpMetrics()
     app.include_router(encode_routes(backend))
     app.include_router(embeddings_routes(backend))
+    app.include_router(sglang_routes(backend, dialect))
     app.include_router(status_routes(service, metrics))
     app.add_middleware(Envelope, metrics=metrics)
     app.add_exception_handler(EncoderError, _on_encoder_error)

@@ -15,14 +15,14 @@ from starlette.types import Receive
 
 from spmd_encoder.api.types import ItemOutcome, OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.frontends.base import ItemNaming, ParsedItem, SourceItem, check_request_id, encode_items
+from spmd_encoder.frontends.base import ItemNaming, ParsedItem, SourceItem, check_request_id
 from spmd_encoder.frontends.http.backend import Backend
 from spmd_encoder.frontends.http.body import Account, body_chunks
 from spmd_encoder.frontends.http.exchange import Exchange, exchange_of
 from spmd_encoder.frontends.http.options import Encoding
 from spmd_encoder.frontends.http.render import Rendered, is_heavy
 from spmd_encoder.frontends.http.reply import HeldResponse
-from spmd_encoder.frontends.remote import fetch_items
+from spmd_encoder.frontends.remote import fetch_and_encode
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Call:
         a whole fails: CANCELLED, DEADLINE_EXCEEDED, with `all_or_none` the first bad item's, what the service refuses.
         """
         work = self._fetch_and_encode(items, output, name, all_or_none)
-        outcomes = await _unless_gone(work, self.request.receive)
+        outcomes = await unless_gone(work, self.request.receive)
         self.exchange.note(outcomes)
         return outcomes
 
@@ -77,35 +77,28 @@ class Call:
     async def _fetch_and_encode(
         self, items: Sequence[SourceItem], output: OutputKind | None, name: ItemNaming, all_or_none: bool
     ) -> list[ItemOutcome]:
-        loop = asyncio.get_running_loop()
-        limit_s = self.backend.config.limits.request_timeout_s
-        deadline = loop.time() + limit_s
-        try:
-            async with asyncio.timeout_at(deadline):
-                parsed = await self._fetched(items, name)
-        except TimeoutError:
-            raise EncoderError(
-                ErrorCode.DEADLINE_EXCEEDED, f"fetching the items took longer than {limit_s:g} s (--request-timeout-s)"
-            ) from None
-        bad = next((item for item in parsed if isinstance(item, EncoderError)), None)
-        if all_or_none and bad is not None:
-            raise bad
-        return await encode_items(
-            self.backend.service,
-            parsed,
+        def check(parsed: Sequence[ParsedItem]) -> None:
+            bad = next((item for item in parsed if isinstance(item, EncoderError)), None)
+            if all_or_none and bad is not None:
+                raise bad
+
+        backend = self.backend
+        return await fetch_and_encode(
+            backend.service,
+            items,
+            backend.fetcher,
+            limits=backend.item_limits,
+            pool=backend.pool,
+            reserve=self.account.add,
             request_id=self.request_id,
             output=output,
-            deadline_s=deadline - loop.time(),
+            timeout_s=backend.config.limits.request_timeout_s,
+            check=check,
             name=name,
         )
 
-    async def _fetched(self, items: Sequence[SourceItem], name: ItemNaming) -> list[ParsedItem]:
-        backend = self.backend
-        limits, pool = backend.item_limits, backend.pool
-        return await fetch_items(items, backend.fetcher, limits=limits, pool=pool, reserve=self.account.add, name=name)
 
-
-async def _unless_gone(work: Coroutine[None, None, T], receive: Receive) -> T:
+async def unless_gone(work: Coroutine[None, None, T], receive: Receive) -> T:
     """The result of `work`, which is cancelled at once when the client disconnects.
 
     Raises `EncoderError` CANCELLED then, else what `work` raises. The body must have been read before.

@@ -13,7 +13,9 @@ from spmd_encoder.api.service import EncoderService
 from spmd_encoder.config import Config
 from spmd_encoder.frontends.http.app import create_app, new_pool
 from spmd_encoder.frontends.http.body import DEFAULT_TIMEOUTS, Timeouts
+from spmd_encoder.frontends.http.metrics import HttpMetrics
 from spmd_encoder.frontends.http.protocol import EncoderHttpProtocol
+from spmd_encoder.frontends.http.sglang import new_dialect
 from spmd_encoder.media.fetch import MediaFetcher
 
 # How long cancelled requests may take to end after a drain's deadline.
@@ -37,10 +39,20 @@ class HttpFrontEnd:
         self._sock = sock
         self._pool = new_pool()
         self._fetcher = MediaFetcher(config.media)
+        metrics = HttpMetrics()
+        self._dialect = new_dialect(service, config, pool=self._pool, fetcher=self._fetcher, metrics=metrics)
         limits = {"header_s": timeouts.header_s, "reply_idle_s": timeouts.reply_idle_s}
         protocol = type("_Protocol", (EncoderHttpProtocol,), limits)
         self._config = uvicorn.Config(
-            create_app(service, config, pool=self._pool, fetcher=self._fetcher, timeouts=timeouts),
+            create_app(
+                service,
+                config,
+                pool=self._pool,
+                fetcher=self._fetcher,
+                metrics=metrics,
+                dialect=self._dialect,
+                timeouts=timeouts,
+            ),
             http=protocol,
             ws="none",
             loop="none",
@@ -87,5 +99,6 @@ class HttpFrontEnd:
             if (transport := connection.transport) is not None:
                 transport.abort()
         self._sock.close()
+        await self._dialect.close()
         await self._fetcher.close()
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,174 @@
+"""The routes of SGLang's encoder server, so that its language servers work unchanged; docs/sglang.md tells of them.
+
+They are left out of the OpenAPI document, which describes this server's own interface.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from functools import partial
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from spmd_encoder.api.service import EncoderService
+from spmd_encoder.config import Config
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.frontends.base import is_ready
+from spmd_encoder.frontends.http.backend import Backend
+from spmd_encoder.frontends.http.body import Account, body_chunks, read_body
+from spmd_encoder.frontends.http.call import unless_gone
+from spmd_encoder.frontends.http.content import BodyKind, body_kind
+from spmd_encoder.frontends.http.errors import STATUS, HttpError, json_response
+from spmd_encoder.frontends.http.metrics import HttpMetrics
+from spmd_encoder.frontends.remote import Fetcher
+from spmd_encoder.frontends.sglang.dialect import SglangDialect
+from spmd_encoder.frontends.sglang.refusal import RefusalError
+from spmd_encoder.frontends.sglang.requests import (
+    Fields,
+    part_id_of,
+    part_index_of,
+    read_encode,
+    read_fields,
+    read_registration,
+)
+from spmd_encoder.transports.registry import load_push, push_backend
+
+log = logging.getLogger(__name__)
+
+# The others are a few words long.
+_MAX_CONTROL_BYTES = 64 * 1024
+
+
+def new_dialect(
+    service: EncoderService, config: Config, *, pool: Executor, fetcher: Fetcher, metrics: HttpMetrics
+) -> SglangDialect:
+    """SGLang's calls over the backend that the configuration names. It is closed by whoever asked for it."""
+    push, settings = push_backend(config.sglang.encoder_transfer_backend), config.sglang
+    return SglangDialect(
+        service,
+        config,
+        pool=pool,
+        fetcher=fetcher,
+        transport=load_push(
+            settings.sglang_embedding_class,
+            timeout_s=settings.send_timeout_s,
+            # Half for a receiver that stands still leaves half for all others.
+            max_peer_bytes=settings.max_staged_bytes // 2,
+        ),
+        observe=partial(metrics.pushed, push.name),
+    )
+
+
+def sglang_routes(backend: Backend, dialect: SglangDialect) -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+    push = push_backend(backend.config.sglang.encoder_transfer_backend)
+
+    async def encode(request: Request, call: _SglangCall) -> object:
+        media = ExitStack()
+        try:
+            account = Account(backend.service, media)
+            fields = await call.fields(account, backend.config.server.max_body_bytes)
+            read = partial(read_encode, fields, push, max_items=backend.max_items, limits=backend.item_limits)
+            # The call is held nowhere here: its items must not outlive their account.
+            work = dialect.encode(await backend.run(read), media, account.add)
+        except BaseException:
+            media.close()
+            raise
+        del fields, read
+        await unless_gone(work, request.receive)
+        return None
+
+    async def register(request: Request, call: _SglangCall) -> object:
+        registration = read_registration(await call.control_fields(), push)
+        work = dialect.register(registration.part_id, registration.receiver, registration.count)
+        await unless_gone(work, request.receive)
+        return None
+
+    async def metadata(request: Request, call: _SglangCall) -> object:
+        fields = await call.control_fields()
+        part_id, part_idx = part_id_of(fields), part_index_of(fields)
+        header = await unless_gone(dialect.sizes(part_id), request.receive)
+        return {
+            "req_id": part_id,
+            "part_idx": part_idx,
+            "embedding_size": header.num_bytes,
+            "embedding_len": header.rows,
+            "embedding_dim": header.dim,
+        }
+
+    async def send(request: Request, call: _SglangCall) -> object:
+        await call.control_fields()
+        raise RefusalError(
+            400,
+            f"/send belongs to the mooncake backend; this server runs --encoder-transfer-backend {push.name}, which "
+            "pushes embeddings by itself",
+        )
+
+    routes = {"/encode": encode, "/scheduler_receive_url": register, "/scheduler_receive_meta_data": metadata}
+    for path, handle in {**routes, "/send": send}.items():
+        router.add_api_route(path, _endpoint(backend, handle), methods=["POST"])
+
+    @router.get("/health_generate")
+    async def health() -> Response:
+        return Response(status_code=200 if is_ready(backend.service.ready_state()) else 503)
+
+    return router
+
+
+class _SglangCall:
+    """One request's body. `req_id` is what an error's reply names, once it is known."""
+
+    def __init__(self, request: Request, backend: Backend) -> None:
+        self._request = request
+        self._backend = backend
+        self.req_id: str | None = None
+
+    async def fields(self, account: Account, max_bytes: int) -> Fields:
+        """Raises `RefusalError`, `EncoderError` or `HttpError`."""
+        body_kind(self._request, BodyKind.JSON)
+        chunks = body_chunks(self._request, account, max_bytes=max_bytes, timeouts=self._backend.timeouts)
+        body = await read_body(chunks)
+        fields = await self._backend.run(partial(read_fields, body)) if len(body) > 4096 else read_fields(body)
+        self.req_id = part_id_of(fields)
+        return fields
+
+    async def control_fields(self) -> Fields:
+        """The same for a body that holds no media."""
+        with ExitStack() as held:
+            try:
+                return await self.fields(Account(self._backend.service, held), _MAX_CONTROL_BYTES)
+            except EncoderError as error:
+                if error.code is not ErrorCode.TOO_LARGE:
+                    raise
+                # That limit is no flag's.
+                raise RefusalError(413, f"the body has more than {_MAX_CONTROL_BYTES} bytes") from None
+
+
+_Handler = Callable[[Request, _SglangCall], Awaitable[object]]
+
+
+def _endpoint(backend: Backend, handle: _Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        call = _SglangCall(request, backend)
+        try:
+            return json_response(200, await handle(request, call))
+        except RefusalError as refusal:
+            return _failed(refusal.status, refusal.message, call.req_id)
+        except HttpError as error:
+            return _failed(error.status, error.message, call.req_id, close=error.close)
+        except EncoderError as error:  # of the body, before it is known what it asks for
+            return _failed(STATUS[error.code], error.message, call.req_id)
+        except Exception:
+            log.exception("a request to %s failed unexpectedly", request.url.path)
+            return _failed(500, "the server failed on this request; its log says why", call.req_id)
+
+    return endpoint
+
+
+def _failed(status: int, message: str, req_id: str | None, *, close: bool = False) -> Response:
+    body = {"status": "error", "message": message, "req_id": req_id}
+    return json_response(status, body, {"connection": "close"} if close else None)
