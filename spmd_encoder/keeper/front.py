@@ -16,6 +16,7 @@ from spmd_encoder.distributed.layout import Layout
 from spmd_encoder.errors import StartupError
 from spmd_encoder.frontends.base import FrontEnd
 from spmd_encoder.frontends.registry import load_front_end
+from spmd_encoder.keeper.bootstrap import Registration, advertised_url
 from spmd_encoder.runtime.control import launch_dp_runtime
 from spmd_encoder.wire.messages import Endpoint, Stop
 
@@ -70,6 +71,10 @@ class FrontHost:
             sock.close()
             await stack.aclose()
             raise
+        if bootstraps := config.sglang.encoder_register_urls:
+            registration = Registration(bootstraps, advertised_url(sock), dispatcher.ready_state)
+            # Undone first, before the dispatcher ends.
+            stack.push_async_callback(registration.close)
         name = sock.getsockname()
         shown = f"[{name[0]}]" if ":" in name[0] else name[0]
         log.info("listening on http://%s:%d", shown, name[1])
