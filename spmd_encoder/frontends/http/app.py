@@ -81,7 +81,7 @@ def create_app(
     app.include_router(encode_routes(backend))
     app.include_router(embeddings_routes(backend))
     app.include_router(sglang_routes(backend, dialect))
-    app.include_router(status_routes(service, metrics))
+    app.include_router(status_routes(service, metrics, config))
     app.add_middleware(Envelope, metrics=metrics)
     app.add_exception_handler(EncoderError, _on_encoder_error)
     app.add_exception_handler(HttpError, _on_http_error)

@@ -27,17 +27,6 @@ class HttpMetrics:
         self.in_flight = Gauge(
             "spmd_encoder_http_requests_in_flight", "HTTP requests being answered", registry=self.registry
         )
-        self._transfers = Histogram(
-            "spmd_encoder_transfer_seconds",
-            "Time to push one part of embeddings to one receiver",
-            ("backend", "outcome"),
-            buckets=_BUCKETS,
-            registry=self.registry,
-        )
-
-    def pushed(self, backend: str, seconds: float, good: bool) -> None:
-        """One delivery to a receiver that does not wait for it in a reply."""
-        self._transfers.labels(backend, "ok" if good else "failed").observe(seconds)
 
     def observe(self, route: str | None, method: str, code: int, seconds: float) -> None:
         """`route` is the route's template, or None where no route matched."""

@@ -26,6 +26,7 @@ from spmd_encoder.frontends.http.errors import STATUS, HttpError, json_response
 from spmd_encoder.frontends.http.metrics import HttpMetrics
 from spmd_encoder.frontends.remote import Fetcher
 from spmd_encoder.frontends.sglang.dialect import SglangDialect
+from spmd_encoder.frontends.sglang.metrics import DialectMetrics
 from spmd_encoder.frontends.sglang.refusal import RefusalError
 from spmd_encoder.frontends.sglang.requests import (
     Fields,
@@ -59,7 +60,7 @@ def new_dialect(
             # Half for a receiver that stands still leaves half for all others.
             max_peer_bytes=settings.max_staged_bytes // 2,
         ),
-        observe=partial(metrics.pushed, push.name),
+        metrics=DialectMetrics(metrics.registry, push.name),
     )
 
 

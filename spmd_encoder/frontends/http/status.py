@@ -11,14 +11,16 @@ from starlette.responses import PlainTextResponse, Response
 
 from spmd_encoder.api.service import EncoderService
 from spmd_encoder.api.types import ModelInfo
+from spmd_encoder.config import Config
 from spmd_encoder.frontends.base import is_ready, known_model
 from spmd_encoder.frontends.http import schemas
 from spmd_encoder.frontends.http.errors import json_response
 from spmd_encoder.frontends.http.metrics import HttpMetrics
 from spmd_encoder.frontends.http.openapi import UNAVAILABLE
+from spmd_encoder.observability.sglang_names import sglang_text
 
 
-def status_routes(service: EncoderService, metrics: HttpMetrics) -> APIRouter:
+def status_routes(service: EncoderService, metrics: HttpMetrics, config: Config) -> APIRouter:
     router = APIRouter()
     started = int(time.time())
 
@@ -55,7 +57,10 @@ def status_routes(service: EncoderService, metrics: HttpMetrics) -> APIRouter:
     async def prometheus() -> Response:
         text = service.metrics_text()
         separator = b"" if not text or text.endswith(b"\n") else b"\n"
-        return Response(text + separator + metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+        text += separator + metrics.text()
+        if config.observability.metrics_names == "sglang":
+            text += sglang_text(text.decode(), config.served_name)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     return router
 

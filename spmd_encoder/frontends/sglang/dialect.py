@@ -23,6 +23,7 @@ from spmd_encoder.errors import EncoderError
 from spmd_encoder.frontends.base import ItemLimits, check_output
 from spmd_encoder.frontends.remote import Fetcher, fetch_and_encode
 from spmd_encoder.frontends.sglang.media import Wanted, check_items, item_name
+from spmd_encoder.frontends.sglang.metrics import DialectMetrics
 from spmd_encoder.frontends.sglang.parts import (
     Abandon,
     Begun,
@@ -72,7 +73,7 @@ class _Life:
 
 
 class SglangDialect:
-    """`observe` is told of each delivery: seconds, and whether it went well. Belongs to one event loop."""
+    """Belongs to one event loop."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class SglangDialect:
         pool: Executor,
         fetcher: Fetcher,
         transport: Transport[PushEndpoint],
-        observe: Callable[[float, bool], None],
+        metrics: DialectMetrics,
         lonely_s: float = 5.0,
     ) -> None:
         self._service = service
@@ -90,7 +91,7 @@ class SglangDialect:
         self._pool = pool
         self._fetcher = fetcher
         self._transport = transport
-        self._observe = observe
+        self._metrics = metrics
         limits, wait_s = config.limits, config.sglang.send_timeout_s
         self._parts = Parts(
             PartLimits(
@@ -125,6 +126,8 @@ class SglangDialect:
         A cancelled call may be made again: an equal one takes its place. `media` is closed when the items are not
         needed any more; `reserve` adds to it what is fetched.
         """
+        started, modality = _now(), call.header.modality
+        self._metrics.received(modality, None if isinstance(call.items, EncoderError) else len(call.items))
         with ExitStack() as unused:
             unused.push(media)
             part, is_new, commands = self._parts.begin(call.header.part_id, call.digest, _now(), call.receivers)
@@ -140,7 +143,9 @@ class SglangDialect:
             await asyncio.wait({life.settled})
         finally:
             self._parts.leave(part.key, _now())
-        if (error := life.settled.result()) is not None:
+        error = life.settled.result()
+        self._metrics.answered(modality, _now() - started, error is None)
+        if error is not None:
             raise RefusalError(error.status, error.message)
 
     async def register(self, part_id: str, receiver: PushEndpoint, count: int) -> None:
@@ -287,7 +292,7 @@ class SglangDialect:
             del parcel
             life.sending -= 1
             self._let_go(life)
-        self._observe(_now() - started, error is None)
+        self._metrics.pushed(_now() - started, error is None)
         self._carry_out(self._parts.delivered(key, error, _now()))
 
     async def _tell(self, header: ParcelHeader, receiver: PushEndpoint, refusal: RefusalError) -> None:
