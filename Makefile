@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV ?= .venv
 # Installed first, so that the set-up takes this tested release (as a CPU build where pip finds one) and not the newest.
 TORCH ?= torch==2.13.0
+COMPAT_VENV ?= .venv-compat
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test check pytest lint format format-check types imports readme clean
+.PHONY: setup demo test check pytest lint format format-check types imports readme compat clean
 
 setup: $(VENV)/.dev
 
@@ -36,12 +37,16 @@ types: $(VENV)/.dev
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
-# Writes the generated parts of the README: the flags table and the tree.
+# Writes the generated parts of the documents: tables of flags, and the tree.
 readme: $(VENV)/.dev
 	$(BIN)/python -m tests.harness.readme
 
+# SGLang's own receiver against this server: some 2.3 GB, some minutes. Not part of `make test`.
+compat: $(VENV)/.dev $(COMPAT_VENV)/.ready
+	OMP_NUM_THREADS=1 SGLANG_PYTHON=$(abspath $(COMPAT_VENV))/bin/python $(BIN)/python -m pytest tests/compat
+
 clean:
-	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(COMPAT_VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # The stamps say how far the set-up has come.
 $(VENV)/.torch:
@@ -60,3 +65,10 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@echo "installing spmd_encoder with what the tests and checks need"
 	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.demo
+
+# Without its dependencies, most of which are for GPUs: what its receiver imports is listed.
+$(COMPAT_VENV)/.ready: tests/compat/requirements.txt
+	$(PYTHON) -m venv $(COMPAT_VENV)
+	$(COMPAT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
+	$(COMPAT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) -r tests/compat/requirements.txt
+	@touch $@

@@ -16,10 +16,11 @@ from spmd_encoder.config import env_name, flag_fields, flag_name, flags_table
 from spmd_encoder.errors import ErrorCode
 from spmd_encoder.frontends.http.errors import STATUS
 from spmd_encoder.models.registry import supported_model_types
-from tests.harness.readme import README, ROOT, generated, tree
+from spmd_encoder.sglang_flags import FLAGS as SGLANG_FLAGS
+from tests.harness.readme import README, ROOT, SGLANG, generated, generated_sglang, tree
 from tests.harness.world import World, noise_png, off_by, vector
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "launch").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "launch").glob("*.md"), *(ROOT / "docs").glob("*.md")])
 SCRIPTS = sorted(path for path in (ROOT / "launch").iterdir() if path.suffix != ".md" and path.is_file())
 OWN_FLAGS = {name for _, _, field in flag_fields() for name in (flag_name(field), *field.metadata["alias"])}
 OWN_FLAGS |= {"--check", "--version", "--help"}
@@ -27,6 +28,7 @@ FOREIGN_FLAGS = {
     *("--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--max-restarts"),  # torchrun
     *("--job-name", "--nodes", "--ntasks-per-node", "--signal", "--exclusive", "--cpus-per-task", "--gres"),  # Slurm
     *("--data-binary", "--pid", "--native", "--nproc"),  # curl, py-spy, launch/demo.py
+    *(entry.name for entry in SGLANG_FLAGS),
     *("--url", "--out", "--output", "--recursive", "--jobs", "--items-per-file"),  # python -m spmd_encoder.client
 }
 
@@ -38,6 +40,11 @@ def ids(path: Path) -> str:
 def test_the_generated_parts_of_the_readme_are_current() -> None:
     text = README.read_text()
     assert text == generated(text), "run `make readme`"
+
+
+def test_the_tables_of_sglangs_flags_are_current() -> None:
+    text = SGLANG.read_text()
+    assert text == generated_sglang(text), "run `make readme`"
 
 
 def test_the_tree_has_a_line_per_file_that_says_something() -> None:

@@ -1,0 +1,97 @@
+"""SGLang 0.5.23's own receiver against this server. Run by hand with `make compat`, which makes its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.harness.reference import QwenReference
+from tests.harness.world import World, noise_png, off_by
+
+INTERPRETER = os.environ.get("SGLANG_PYTHON")
+BACKENDS = {"zmq_to_tokenizer": 1, "zmq_to_scheduler": 2}
+SIZES = [(112, 84), (56, 56), (200, 60), (28, 300), (140, 140)]
+
+pytestmark = [
+    pytest.mark.skipif(INTERPRETER is None, reason="`make compat` runs this"),
+    pytest.mark.timeout(400),
+]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    rows: np.ndarray[Any, Any] | None
+    grid: dict[str, Any] | None
+    error: dict[str, Any] | None
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def served(request: pytest.FixtureRequest, qwen_tiny: Path) -> Iterator[tuple[str, World]]:
+    flags = ("--model-path", str(qwen_tiny), "--encoder-transfer-backend", request.param, "--cache-bytes", "0")
+    with World(*flags, nproc=2) as world:
+        yield request.param, world.start().wait_ready(replicas=2)
+
+
+def receive(backend: str, world: World, pictures: list[bytes], folder: Path) -> list[Outcome]:
+    """What each rank of the language server ends with."""
+    assert INTERPRETER is not None
+    files = []
+    for index, picture in enumerate(pictures):
+        files.append(folder / f"{index}.png")
+        files[-1].write_bytes(picture)
+    script = Path(__file__).with_name("receiver.py")
+    done = subprocess.run(
+        [INTERPRETER, script, backend, world.url, folder, *files],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    outcomes = []
+    for rank in range(BACKENDS[backend]):
+        rows, grid, error = (folder / f"{name}-{rank}" for name in ("rows", "grid", "error"))
+        outcomes.append(
+            Outcome(
+                np.load(rows.with_suffix(".npy")) if rows.with_suffix(".npy").exists() else None,
+                json.loads(grid.with_suffix(".json").read_text()) if grid.with_suffix(".json").exists() else None,
+                json.loads(error.with_suffix(".json").read_text()) if error.with_suffix(".json").exists() else None,
+            )
+        )
+    return outcomes
+
+
+def test_the_receiver_puts_together_transformers_rows(
+    served: tuple[str, World], qwen_tiny: Path, tmp_path: Path
+) -> None:
+    backend, world = served
+    reference = QwenReference(qwen_tiny)
+    pictures = [noise_png(80 + index, width, height) for index, (width, height) in enumerate(SIZES)]
+    expected = np.concatenate([reference.tokens(picture) for picture in pictures])
+    for outcome in receive(backend, world, pictures, tmp_path):
+        assert outcome.error is None
+        assert outcome.rows is not None and outcome.grid is not None
+        assert off_by(outcome.rows, expected) <= 1e-5
+        assert outcome.grid["dtype"] == "torch.float32"
+        assert [t * h * w // 4 for t, h, w in outcome.grid["grid"]] == [len(reference.tokens(p)) for p in pictures]
+
+
+def test_an_error_reaches_every_rank(served: tuple[str, World], tmp_path: Path) -> None:
+    backend, world = served
+    pictures = [noise_png(1, 56, 56), noise_png(2, 56, 56)[:150], noise_png(3, 56, 56)]
+    for outcome in receive(backend, world, pictures, tmp_path):
+        assert outcome.rows is None
+        assert outcome.error is not None
+        if backend == "zmq_to_scheduler":
+            assert outcome.error["code"] == 400
+            assert "mm_items[" in outcome.error["message"]
