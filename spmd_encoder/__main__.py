@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -27,6 +28,9 @@ log = logging.getLogger("spmd_encoder")
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code of the rank: 0 clean, 1 start-up failure, 2 usage, 3 port or rendezvous, 4 the world was lost,
     5 the drain's deadline passed, 128 + n ended by a second signal n."""
+    # First of all: a launcher that ends during the imports would not be missed later.
+    launcher = os.getppid()
+    _need_streams()
     env = LaunchEnv()
     try:
         # Until the keeper's loop takes over there is nothing to drain.
@@ -39,7 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if check:
             print(json.dumps({"dp_size": layout.dp_size, "tp_size": layout.tp_size, **config.flat()}, indent=2))
             return 0
-        return _run(config, env, layout, notes)
+        if env.under_torchrun and _is_orphan(launcher):
+            raise StartupError("torchrun has ended before this rank began", exit_code=4)
+        return _run(config, env, layout, launcher, notes)
     except StartupError as error:
         print(f"spmd_encoder rank {env.rank}: {error.message}", file=sys.stderr, flush=True)
         _tell_torchrun(env, error)
@@ -50,10 +56,35 @@ def _end_early(signum: int, frame: FrameType | None) -> NoReturn:
     sys.exit(0)
 
 
-def _run(config: Config, env: LaunchEnv, layout: Layout, notes: Sequence[str]) -> int:
+def _need_streams() -> None:
+    """Whoever closed our streams wants no words, but every library expects to have somewhere to say them, and no
+    socket may come to be number 0, 1 or 2."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one, as all before are taken
+            os.set_inheritable(null, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r"))
+
+
+def _is_orphan(launcher: int) -> bool:
+    """Whether init has taken the launcher's place already. In a container torchrun itself may be process 1."""
+    if launcher != 1:
+        return False
+    try:
+        command = Path("/proc/1/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"python" not in command and b"torchrun" not in command
+
+
+def _run(config: Config, env: LaunchEnv, layout: Layout, launcher: int, notes: Sequence[str]) -> int:
     # Imported here, so that a signal during these imports finds its handler.
     import setproctitle
 
+    from spmd_encoder.keeper.descriptors import raise_limit
     from spmd_encoder.keeper.keeper import Keeper
     from spmd_encoder.keeper.run_dir import RunDir, sweep
 
@@ -66,10 +97,11 @@ def _run(config: Config, env: LaunchEnv, layout: Layout, notes: Sequence[str]) -
         for note in notes:
             log.info("%s", note)
         sweep()
-    run_dir = RunDir(env)
+    raise_limit()
+    run_dir = RunDir(env, launcher)
 
     async def live() -> int:
-        return await Keeper(config, env, layout, run_dir, _node_address(env)).run()
+        return await Keeper(config, env, layout, run_dir, _node_address(env), launcher).run()
 
     try:
         code = asyncio.run(live())

@@ -15,6 +15,7 @@ from typing import Any, assert_never
 
 from spmd_encoder import __version__
 from spmd_encoder.api.cost import CostTable
+from spmd_encoder.api.stillness import Stillness
 from spmd_encoder.api.types import (
     EncodeRequest,
     ItemFailure,
@@ -61,7 +62,6 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
 TICK_S = 0.05
-SLEPT_S = 1.0
 MAX_KNOWN_RESULTS = 100_000
 """Cached results whose replica is known; about 200 bytes each."""
 WINDOW_BATCHES = 3
@@ -355,14 +355,12 @@ class DPDispatcher:
 
     async def _tick(self) -> None:
         late_start = self._started_at + self._config.lifecycle.start_deadline_s
-        before = time.monotonic()
+        stillness = Stillness(TICK_S)
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            if (gap_s := now - before - TICK_S) > SLEPT_S:
-                log.warning("this process stood still for %.1f s", gap_s)
+            if (gap_s := stillness.gap_s()) > 0:
                 self._fleet.slept(gap_s)
-            before = now
             self._apply(self._ledger.tick(now))
             for replica, effects in self._fleet.check(now):
                 self._effects(replica, effects)

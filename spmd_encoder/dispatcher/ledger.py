@@ -75,16 +75,23 @@ class Ledger:
         return self._hands[replica].load
 
     def room(self) -> int:
-        return max(0, self._max_items - len(self._works))
+        return max(0, self._max_items - self.num_items)
 
     # -- events
 
     def submit(self, jobs: Sequence[NewJob], now: float) -> list[Command]:
-        """Take all of a request's jobs, or raise EncoderError QUEUE_FULL and take none."""
+        """Take all of a request's jobs, or raise EncoderError and take none: QUEUE_FULL, or TOO_LARGE for more jobs
+        than would ever fit."""
+        if len(jobs) > self._max_items:
+            raise EncoderError(
+                ErrorCode.TOO_LARGE,
+                f"the request has {len(jobs)} items, more than the server ever takes at once (--max-queued-items "
+                f"{self._max_items}); send fewer in a request",
+            )
         if len(jobs) > self.room():
             raise EncoderError(
                 ErrorCode.QUEUE_FULL,
-                f"{len(self._works)} items are in hand and {len(jobs)} more would pass the limit of {self._max_items} "
+                f"{self.num_items} items are in hand and {len(jobs)} more would pass the limit of {self._max_items} "
                 "(--max-queued-items); try again later",
             )
         commands: list[Command] = []

@@ -139,7 +139,7 @@ class Replica:
 
     def stalled(self, epoch: int, reason: str) -> list[Effect]:
         """A rank shows no progress."""
-        if epoch != self.epoch or self.state in (ReplicaState.GONE, ReplicaState.LOST):
+        if epoch != self.epoch or self._is_out() or self.state is ReplicaState.LOST:
             return []
         self.last_reason = reason
         return self._lose(None, fatal=False)

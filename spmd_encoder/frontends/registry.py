@@ -19,9 +19,11 @@ FRONT_ENDS = MappingProxyType(
 
 
 class FrontEndFactory(Protocol):
-    """How a front end is made. It takes over `sock`, which is bound and listens."""
+    """How a front end is made. It takes over `sock`, which is bound and listens, and has at most `max_connections`."""
 
-    def __call__(self, service: EncoderService, config: Config, sock: socket.socket) -> FrontEnd: ...
+    def __call__(
+        self, service: EncoderService, config: Config, sock: socket.socket, *, max_connections: int
+    ) -> FrontEnd: ...
 
 
 def load_front_end(name: str) -> FrontEndFactory:

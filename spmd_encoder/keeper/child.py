@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import socket
 import sys
 from pathlib import Path
 
 from spmd_encoder.config import Config
 from spmd_encoder.keeper.fate import die_with_parent
+from spmd_encoder.keeper.signals import ignore_signals
 from spmd_encoder.keeper.starter import child_starter
 from spmd_encoder.wire.messages import ChildSpec, PreparerSpec, StoreSpec, WorkerSpec
 from spmd_encoder.wire.streams import Pipe
@@ -38,9 +38,7 @@ def run_child(sock: socket.socket) -> int:
 def main() -> int:
     """`python -m spmd_encoder.keeper.child FD PARENT`: the spawned form."""
     die_with_parent(int(sys.argv[2]))
-    # As a forked one inherits it from the nursery: only the keeper tells its child to end.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_signals()  # as a forked one inherits it from the nursery
     code = run_child(socket.socket(fileno=int(sys.argv[1])))
     # Not sys.exit: destructors of process groups and sockets must not run on a half-stopped process.
     sys.stdout.flush()

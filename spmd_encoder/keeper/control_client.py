@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import assert_never
 
+from spmd_encoder.api.stillness import Stillness
 from spmd_encoder.api.types import ProcessInfo
 from spmd_encoder.keeper.rank_worker import RankWorker
 from spmd_encoder.wire.codec import WireError
@@ -107,7 +108,11 @@ class ControlClient:
                     assert_never(message)
 
     async def _progress(self) -> None:
+        stillness = Stillness(PROGRESS_S)
         while True:
+            if (gap_s := stillness.gap_s()) > 0:
+                log.warning("this process stood still for %.1f s", gap_s)
+                self._worker.slept(gap_s)
             if (progress := self._worker.progress()) is not None:
                 self.report(progress)
             await asyncio.sleep(PROGRESS_S)

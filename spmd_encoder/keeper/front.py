@@ -17,6 +17,7 @@ from spmd_encoder.errors import StartupError
 from spmd_encoder.frontends.base import FrontEnd
 from spmd_encoder.frontends.registry import load_front_end
 from spmd_encoder.keeper.bootstrap import Registration, advertised_url
+from spmd_encoder.keeper.descriptors import max_connections
 from spmd_encoder.runtime.control import launch_dp_runtime
 from spmd_encoder.wire.messages import Endpoint, Stop
 
@@ -66,7 +67,7 @@ class FrontHost:
         stack = AsyncExitStack()
         try:
             dispatcher, endpoint = await launch_dp_runtime(config, layout, run_dir=run_dir, host=host, stack=stack)
-            front_end = load_front_end("http")(dispatcher, config, sock)
+            front_end = load_front_end("http")(dispatcher, config, sock, max_connections=max_connections())
         except BaseException:
             sock.close()
             await stack.aclose()

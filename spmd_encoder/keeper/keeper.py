@@ -35,12 +35,17 @@ LAST_GRACE_S = 3.0
 
 
 class Keeper:
-    def __init__(self, config: Config, env: LaunchEnv, layout: Layout, run_dir: RunDir, host: str) -> None:
+    """`launcher`: the pid that was this process's parent when it began."""
+
+    def __init__(
+        self, config: Config, env: LaunchEnv, layout: Layout, run_dir: RunDir, host: str, launcher: int
+    ) -> None:
         self._config = config
         self._env = env
         self._layout = layout
         self._run_dir = run_dir
         self._host = host
+        self._launcher = launcher
         self._id = uuid.uuid4().hex
         self._forks = forks(config.lifecycle)
         self._front: FrontHost | None = None
@@ -52,6 +57,7 @@ class Keeper:
             layout.coordinates(env.rank),
             child_starter(run_dir.path, config.lifecycle),
             self._spec,
+            load_timeout_s=config.lifecycle.load_timeout_s,
             on_joined=self._on_joined,
             report=lambda message: self._control.report(message),
         )
@@ -68,7 +74,7 @@ class Keeper:
         """The rank's exit code. Raises StartupError where it never came up."""
         signals = Signals()
         if self._env.under_torchrun:
-            self._tasks.append(signals.follow_launcher())
+            self._tasks.append(signals.follow_launcher(self._launcher))
         try:
             stop = await self._serve(signals, self._bind_port())
         except StartupError as error:

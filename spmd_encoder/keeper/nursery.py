@@ -1,6 +1,6 @@
 """The nursery: one per node, a process that has imported everything and forks workers for the node's keepers.
 
-`python -m spmd_encoder.keeper.nursery RUN_DIR PARENT RANK CONFIG`. It touches no accelerator and
+`python -m spmd_encoder.keeper.nursery RUN_DIR PARENT RANK ANSWER_FD CONFIG`. It touches no accelerator and
 starts no thread, so that a fork is safe. A keeper connects to `RUN_DIR/nursery`, passes two descriptors (the child's
 output, the child's end of a socket pair) and reads two lines: the pid, later the exit status. The keeper's hang-up
 (or its half-close) kills the child. A caller that sends `ping` reads `pong`.
@@ -31,10 +31,13 @@ from spmd_encoder.errors import StartupError
 from spmd_encoder.keeper.child import run_child
 from spmd_encoder.keeper.fate import die_with_parent
 from spmd_encoder.keeper.nursery_name import PING, PONG, SOCKET_NAME
+from spmd_encoder.keeper.signals import ignore_signals
 from spmd_encoder.observability.logging import Origin, set_up_logging
 
 log = logging.getLogger(__name__)
 _UCRED = struct.Struct("3i")
+CALLER_S = 0.5
+"""A caller says what it wants as it connects; one that does not holds up the others."""
 
 
 class Nursery:
@@ -71,7 +74,7 @@ class Nursery:
         except OSError as error:
             log.warning("a caller could not be accepted: %s", error)
             return
-        connection.settimeout(5.0)
+        connection.settimeout(CALLER_S)
         try:
             if not _same_user(connection):
                 raise OSError("another user")
@@ -159,12 +162,16 @@ def _same_user(connection: socket.socket) -> bool:
     return bool(_UCRED.unpack(credentials)[1] == os.getuid())
 
 
+def _answer(fd: int, said: dict[str, object]) -> None:
+    with os.fdopen(fd, "wb") as pipe:
+        pipe.write(json.dumps(said).encode() + b"\n")
+
+
 def main() -> NoReturn:
-    """Says on stdout, in one JSON line, how the start went; then serves until it is killed."""
-    run_dir, parent, rank, config_json = sys.argv[1:5]
+    """Says through ANSWER_FD, in one JSON line, how the start went; then serves until it is killed."""
+    run_dir, parent, rank, answer_fd, config_json = sys.argv[1:6]
     die_with_parent(int(parent))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_signals()
     config = Config.from_json(config_json)
     origin = Origin(int(rank), 0, 0, "nursery")
     importlib.import_module("setproctitle").setproctitle(origin.title())
@@ -174,7 +181,7 @@ def main() -> NoReturn:
         folder = checkpoint.resolve_checkpoint(config.model.model_path, config.model.revision, cache_dir())
         importlib.import_module("spmd_encoder.models.registry").preload(checkpoint.read_model_type(folder))
     except StartupError as error:
-        print(json.dumps({"error": error.message, "exit_code": error.exit_code}), flush=True)
+        _answer(int(answer_fd), {"error": error.message, "exit_code": error.exit_code})
         sys.exit(error.exit_code)
     importlib.import_module("spmd_encoder.runtime.compute")
     gc.collect()
@@ -184,7 +191,7 @@ def main() -> NoReturn:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen(128)
-    print(json.dumps({"ready": True}), flush=True)
+    _answer(int(answer_fd), {"ready": True})
     Nursery(listener).serve()
 
 

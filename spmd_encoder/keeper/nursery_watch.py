@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from spmd_encoder.api.types import ProcessInfo
 from spmd_encoder.config import Config
@@ -55,29 +56,33 @@ class NurseryWatch:
 
     async def _live_once(self) -> int:
         self._ready = False
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "spmd_encoder.keeper.nursery",
-            str(self._run_dir),
-            str(os.getpid()),
-            str(self._rank),
-            self._config.to_json(),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=child_environ(),
-        )
+        # Not its stdout, on which whatever it imports may print.
+        said, say = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "spmd_encoder.keeper.nursery",
+                str(self._run_dir),
+                str(os.getpid()),
+                str(self._rank),
+                str(say),
+                self._config.to_json(),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=sys.stderr,
+                pass_fds=(say,),
+                env=child_environ(),
+            )
+        finally:
+            os.close(say)
         self.info = ProcessInfo(
             rank=self._rank, dp_rank=0, tp_rank=0, role="nursery", pid=self._process.pid, epoch=None
         )
         self.launched.set()
         self._on_started(self.info)
-        assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        if line:
-            said = json.loads(line)
-            if "error" in said:
-                raise StartupError(said["error"], exit_code=said["exit_code"])
+        if (answer := await self._first_words(said)) is not None:
+            if "error" in answer:
+                raise StartupError(answer["error"], exit_code=answer["exit_code"])
             log.info("the nursery is ready (pid %d)", self._process.pid)
             self._ready = True
         async with asyncio.TaskGroup() as group:
@@ -85,6 +90,23 @@ class NurseryWatch:
             code = await self._process.wait()
             watch.cancel()
         return code
+
+    async def _first_words(self, said: int) -> dict[str, Any] | None:
+        """How its start went; None where it died, or has not said so in time and is ended."""
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(said, "rb", buffering=0)
+        )
+        try:
+            line = await asyncio.wait_for(reader.readline(), self._config.lifecycle.start_deadline_s)
+        except TimeoutError:
+            log.error("the nursery did not come up within %.0f s", self._config.lifecycle.start_deadline_s)
+            assert self._process is not None
+            self._process.kill()
+            return None
+        finally:
+            transport.close()
+        return dict(json.loads(line)) if line else None
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """End a nursery that does not answer: a stopped one would keep its node from ever healing."""
@@ -117,8 +139,14 @@ class NurseryWatch:
 
 
 async def _ping(path: Path) -> bool:
+    """False only where the nursery is to blame."""
     loop = asyncio.get_running_loop()
-    with socket.socket(socket.AF_UNIX) as caller, contextlib.suppress(OSError):
+    try:
+        caller = socket.socket(socket.AF_UNIX)
+    except OSError as error:
+        log.error("the nursery could not be asked whether it lives: %s", error)
+        return True
+    with caller, contextlib.suppress(OSError):
         caller.setblocking(False)
         await loop.sock_connect(caller, str(path))
         await loop.sock_sendall(caller, PING)

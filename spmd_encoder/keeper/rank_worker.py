@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,7 +37,13 @@ log = logging.getLogger(__name__)
 
 START_TRIES = 5
 FIRST_PAUSE_S = 0.5
+START_PAUSE_S = 1.0
 STOP_TIMEOUT_S = 3.0
+
+
+def ending(code: int) -> str:
+    """An exit code in words: negative ones are signals."""
+    return f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
 
 
 @dataclass
@@ -66,6 +73,7 @@ class RankWorker:
         starter: Starter,
         make_spec: Callable[[int, int, WorldRecord | None], WorkerSpec],
         *,
+        load_timeout_s: float,
         on_joined: Callable[[WorldRecord], None],
         report: Callable[[FromKeeper], None],
     ) -> None:
@@ -73,6 +81,7 @@ class RankWorker:
         self._coordinates = coordinates
         self._starter = starter
         self._make_spec = make_spec
+        self._load_timeout_s = load_timeout_s
         self._on_joined = on_joined
         self._report = report
         self._world: WorldRecord | None = None
@@ -98,8 +107,10 @@ class RankWorker:
                     code = self._now.failing.exit_code if self._now and self._now.failing else 1
                     raise StartupError(exited.reason, exit_code=code)
                 if attempt >= START_TRIES:
-                    lines = " | ".join(exited.last_lines)
-                    raise StartupError(f"the worker did not come up in {attempt} tries; its last lines: {lines}")
+                    said = "; its last lines: " + " | ".join(exited.last_lines) if exited.last_lines else ""
+                    raise StartupError(
+                        f"the worker did not come up in {attempt} tries; the last: {ending(exited.code)}{said}"
+                    )
                 await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
                 continue
             self._last_exit = exited
@@ -108,12 +119,16 @@ class RankWorker:
 
     async def _live_once(self, attempt: int) -> WorkerExited:
         epoch = self._target
-        child = await self._starter.start(self._make_spec(epoch, attempt, self._world))
+        child = await self._start(epoch, attempt)
         self._now = now = _Watched(child, await over_socket(child.sock, FromWorker), epoch)
         self._report(self._started(now))
         if self._stopping or epoch != self._target:
             child.kill()
-        await self._listen(now)
+        watch = asyncio.create_task(self._watch_start(now))
+        try:
+            await self._listen(now)
+        finally:
+            watch.cancel()
         code = await child.wait()
         await child.output.finished()
         child.output.close()
@@ -130,6 +145,23 @@ class RankWorker:
             reason=reason,
             last_lines=tuple(child.output.last_lines),
         )
+
+    async def _start(self, epoch: int, attempt: int) -> Child:
+        while True:
+            try:
+                return await self._starter.start(self._make_spec(epoch, attempt, self._world))
+            except OSError as error:
+                log.error("the worker could not be started, trying again: %s", error)
+                await asyncio.sleep(START_PAUSE_S)
+
+    async def _watch_start(self, now: _Watched) -> None:
+        """Until there is a dispatcher, who judges workers: end one that gives no sign of life (it may be stopped)."""
+        while self._world is None:
+            await asyncio.sleep(START_PAUSE_S)
+            if time.monotonic() - now.beat_at > self._load_timeout_s:
+                log.error("the worker gave no sign of life for %.0f s; ending it", self._load_timeout_s)
+                now.child.kill()
+                return
 
     async def _listen(self, now: _Watched) -> None:
         while True:
@@ -184,6 +216,11 @@ class RankWorker:
         if self._now is not None and self._now.epoch < message.epoch:
             self._now.child.kill()
         self._reformed.set()
+
+    def slept(self, gap_s: float) -> None:
+        """This process stood still for so long: the worker may have spoken, and was not heard."""
+        if self._now is not None:
+            self._now.beat_at += gap_s
 
     def progress(self) -> Progress | None:
         """What the dispatcher hears once a second."""

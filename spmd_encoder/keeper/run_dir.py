@@ -1,7 +1,8 @@
 """The node's private folder for sockets: shared by the keepers of one launch, removed by the last of them.
 
-Its name is made of what all ranks of a node know without talking: the launcher's process, the node and the restart
-count. Every keeper holds a shared lock on it, so that a folder that nobody holds is known to be left over.
+Its name is made of what all ranks of a node know without talking: the launcher's process, the rendezvous' port, the
+node and the restart count. Every keeper holds a shared lock on it, so that a folder that nobody holds is known to be
+left over.
 """
 
 from __future__ import annotations
@@ -17,15 +18,24 @@ from spmd_encoder.errors import StartupError
 from spmd_encoder.launch_env import LaunchEnv
 
 _GRACE_S = 60.0
+_LONGEST_NAME = "orders-99999-99999"
+_MAX_SOCKET_PATH = 107
+"""Bytes of `sun_path` (unix(7)) without the closing zero."""
 
 
 class RunDir:
     """Mode 0700, owned by this user."""
 
-    def __init__(self, env: LaunchEnv) -> None:
-        launcher = os.getppid() if env.has_launcher else os.getpid()
-        name = f"{launcher}-{_start_time(launcher)}-{env.node_rank}-{env.restart_count}"
+    def __init__(self, env: LaunchEnv, launcher: int) -> None:
+        """Raises StartupError where it cannot be had, or its name would be too long for the sockets in it."""
+        owner = launcher if env.has_launcher else os.getpid()
+        name = f"{owner}-{_start_time(owner)}-{env.master_port}-{env.node_rank}-{env.restart_count}"
         self.path = Path(tempfile.gettempdir()) / f"{_prefix()}{name}"
+        if len(os.fsencode(self.path / _LONGEST_NAME)) > _MAX_SOCKET_PATH:
+            raise StartupError(
+                f"the temporary folder {tempfile.gettempdir()} has too long a name for sockets in it: set TMPDIR to a "
+                "shorter one"
+            )
         self.path.mkdir(mode=0o700, exist_ok=True)
         stat = self.path.stat()
         if stat.st_uid != os.getuid() or stat.st_mode & 0o077:

@@ -141,20 +141,26 @@ class ForkStarter:
     async def start(self, spec: ChildSpec) -> ForkedChild:
         deadline = time.monotonic() + self._timeout_s
         while True:
-            wires = _Wires()
             try:
-                async with asyncio.timeout(FORK_TIMEOUT_S):
-                    pid, nursery = await self._fork(wires)
+                wires = _Wires()
+                pid, nursery = await self._ask(wires)
                 break
             except OSError as error:  # also a timeout: a nursery that does not answer is ended by its keeper
-                wires.close_ours()
                 if time.monotonic() > deadline:
                     raise StartupError(f"the nursery did not answer within {self._timeout_s:.0f} s: {error}") from None
                 await asyncio.sleep(CONNECT_POLL_S)
-            finally:
-                wires.close_theirs()
         sock, output = wires.attach(spec)
         return ForkedChild(pid, sock, output, nursery)
+
+    async def _ask(self, wires: _Wires) -> tuple[int, socket.socket]:
+        try:
+            async with asyncio.timeout(FORK_TIMEOUT_S):
+                return await self._fork(wires)
+        except OSError:
+            wires.close_ours()
+            raise
+        finally:
+            wires.close_theirs()
 
     async def _fork(self, wires: _Wires) -> tuple[int, socket.socket]:
         loop = asyncio.get_running_loop()

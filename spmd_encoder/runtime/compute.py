@@ -13,6 +13,7 @@ from pathlib import Path
 import setproctitle
 
 from spmd_encoder.api.processes import ProcessStarter
+from spmd_encoder.api.stillness import Stillness
 from spmd_encoder.config import Config, cache_dir
 from spmd_encoder.distributed.groups import TorchStore, agree, connect_store
 from spmd_encoder.distributed.layout import Layout
@@ -136,7 +137,9 @@ class _Life:
         await self._runtime.serve()
 
     async def beat(self, preloaded: bool) -> None:
+        stillness = Stillness(BEAT_S)
         while True:
+            self._compute.slept(stillness.gap_s())
             last_order = self._runtime.last_order if self._runtime else -1
             busy_s = self._compute.busy_s if self._runtime else 0.0
             preparers = self._runtime.preparers if self._runtime else ()

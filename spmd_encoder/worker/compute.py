@@ -36,6 +36,11 @@ class ComputeThread:
         started = self._started
         return 0.0 if started is None else time.monotonic() - started
 
+    def slept(self, gap_s: float) -> None:
+        """This process stood still for so long, which is no time of the present call's."""
+        if self._started is not None:
+            self._started += gap_s
+
     def close(self) -> None:
         self._calls.put(None)
         self._thread.join()

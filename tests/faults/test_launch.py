@@ -154,17 +154,7 @@ def test_a_worker_that_dies_in_the_start_sends_all_through_a_new_roll_call(qwen_
     """Kill one worker as soon as it is seen, whatever it is doing: the world comes up all the same."""
     with World("--model-path", str(qwen_tiny), "--tp-size", "2", nproc=4) as world:
         world.start()
-
-        def worker_of_rank_3() -> int | None:
-            for process in psutil.Process(world.launcher.pid).children(recursive=True):
-                try:
-                    if "worker rank=3" in " ".join(process.cmdline()):
-                        return process.pid
-                except psutil.NoSuchProcess:
-                    continue
-            return None
-
-        os.kill(world.wait_for("a worker", worker_of_rank_3), signal.SIGKILL)
+        os.kill(world.wait_for("a worker", lambda: world.find("worker rank=3")), signal.SIGKILL)
         world.wait_ready(replicas=2)
         assert len(world.encode([PICTURE] * 4)) == 4
 

@@ -46,16 +46,13 @@ def test_a_stopped_keeper_costs_its_replica_until_it_goes_on(qwen_tiny: Path) ->
 def test_a_stopped_dispatcher_blames_nobody_when_it_goes_on(qwen_tiny: Path) -> None:
     with World("--model-path", str(qwen_tiny), "--stall-timeout-s", "1", nproc=2) as world:
         world.start().wait_ready(replicas=2)
-        os.kill(world.pid("keeper", 0), signal.SIGSTOP)
+        keeper = world.pid("keeper", 0)
+        os.kill(keeper, signal.SIGSTOP)
         time.sleep(6)
-        os.kill(_keeper_of_rank_0(world), signal.SIGCONT)
+        os.kill(keeper, signal.SIGCONT)
         assert len(world.encode([PICTURE] * 4)) == 4
         assert "this process stood still" in world.log()
         assert [world.epoch(0), world.epoch(1)] == [0, 0]
-
-
-def _keeper_of_rank_0(world: World) -> int:
-    return next(seen.pid for seen in world.seen if seen.alive() and seen.name.startswith("spmd_encoder keeper rank=0"))
 
 
 def test_a_world_of_one_survives_its_store(qwen_tiny: Path) -> None:
@@ -72,3 +69,26 @@ def test_a_world_of_one_survives_its_store(qwen_tiny: Path) -> None:
         world.terminate()
         assert world.wait_end() == [0]
         world.assert_nothing_left()
+
+
+def test_a_frozen_world_blames_nobody_when_it_goes_on(qwen_tiny: Path) -> None:
+    """All processes at once, as a container that is paused or a machine that is suspended."""
+    with World("--model-path", str(qwen_tiny), "--stall-timeout-s", "1", nproc=3) as world:
+        world.start().wait_ready(replicas=3)
+        world.note_processes()
+        alive = [seen.pid for seen in world.seen if seen.alive() and seen.pid != world.launcher.pid]
+        for sig, pause_s in ((signal.SIGSTOP, 6.0), (signal.SIGCONT, 0.0)):
+            for pid in alive:
+                os.kill(pid, sig)
+            time.sleep(pause_s)
+        assert len(world.encode([noise_png(n, 60, 60) for n in range(6)])) == 6
+        time.sleep(3.0)
+        assert [world.epoch(replica) for replica in range(3)] == [0, 0, 0], world.log()[-3000:]
+
+
+def test_a_worker_that_is_stopped_before_the_world_is_formed_is_replaced(qwen_tiny: Path) -> None:
+    with World("--model-path", str(qwen_tiny), "--load-timeout-s", "6", nproc=2) as world:
+        world.start()
+        os.kill(world.wait_for("a worker", lambda: world.find("worker rank=1")), signal.SIGSTOP)
+        world.wait_ready(replicas=2)
+        assert "the worker gave no sign of life for 6 s" in world.log()

@@ -169,6 +169,15 @@ class World:
             except psutil.NoSuchProcess:
                 continue
 
+    def find(self, title: str) -> int | None:
+        """A process of the world by a part of its title, also before there is anybody to ask."""
+        for launcher in self.launchers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for process in psutil.Process(launcher.pid).children(recursive=True):
+                    if title in " ".join(process.cmdline()):
+                        return int(process.pid)
+        return None
+
     def wait_end(self, timeout_s: float = 40.0) -> list[int]:
         """Exit codes of the launchers."""
         return [launcher.wait(timeout_s) for launcher in self.launchers]

@@ -206,13 +206,13 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(items=st.lists(st.tuples(digests, outputs, costs, st.integers(1, 60)), min_size=1, max_size=5))
     def submit(self, items: list[tuple[str, str, int, int]]) -> None:
         new = [self.new_job(*item) for item in items]
-        unresolved = len(self.jobs())
+        unresolved = sum(self.works[work_id].counts for work_id in self.jobs().values())
         assert self.ledger.room() == max(0, self.max_items - unresolved)
         joined = self.ledger.joined
         try:
             commands = self.ledger.submit(new, self.now)
         except EncoderError as error:
-            assert error.code is ErrorCode.QUEUE_FULL
+            assert error.code is (ErrorCode.TOO_LARGE if len(new) > self.max_items else ErrorCode.QUEUE_FULL)
             assert unresolved + len(new) > self.max_items
             return
         assert unresolved + len(new) <= self.max_items

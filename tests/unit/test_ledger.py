@@ -91,6 +91,16 @@ def test_a_full_queue_takes_nothing_of_a_request() -> None:
     assert placed(book.replica_ready(0)) == {0: (1, 2, 5)}
 
 
+def test_what_could_never_fit_is_too_large_and_probes_take_no_room() -> None:
+    book = ledger(1, most=2)
+    with pytest.raises(EncoderError, match="--max-queued-items 2") as caught:
+        book.submit([job(1), job(2), job(3)], 0.0)
+    assert caught.value.code is ErrorCode.TOO_LARGE
+    book.probe(NewJob(job_id=9, digest="probe", cost_tokens=1, deadline=1e9, pinned=0))
+    assert (book.room(), book.num_jobs, book.num_items) == (2, 1, 0)
+    assert placed(book.submit([job(4), job(5)], 0.0)) == {0: (4, 5)}
+
+
 def test_only_suspects_are_retried_alone() -> None:
     book = ledger(1)
     book.submit([job(1), job(2), job(3)], 0.0)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeVar
 
 from spmd_encoder.api.service import EncoderService
 from spmd_encoder.config import Config
 from spmd_encoder.frontends.base import ItemLimits
-from spmd_encoder.frontends.http.body import Timeouts
+from spmd_encoder.frontends.http.body import Account, Timeouts
 from spmd_encoder.frontends.remote import Fetcher
 
 T = TypeVar("T")
@@ -34,6 +35,10 @@ class Backend:
     @property
     def max_items(self) -> int:
         return self.config.server.max_items_per_request
+
+    def account(self, held: ExitStack) -> Account:
+        """A new request's account, closed with `held`."""
+        return Account(self.service, held, max_bytes=self.config.limits.max_inflight_bytes)
 
     async def run(self, job: Callable[[], T]) -> T:
         """The result of `job`, which is too heavy for the event loop."""

@@ -34,11 +34,15 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 
 class Account:
-    """The bytes that one request holds, its body's and those fetched for it; reserved until `held` closes."""
+    """The bytes that one request holds, its body's and those fetched for it; reserved until `held` closes.
 
-    def __init__(self, service: EncoderService, held: ExitStack) -> None:
+    `max_bytes` is the most that the service lets all requests hold together.
+    """
+
+    def __init__(self, service: EncoderService, held: ExitStack, *, max_bytes: int) -> None:
         self._service = service
         self._held = held
+        self._max_bytes = max_bytes
         self._expected = 0
         self._used = 0
         self._reserved = 0
@@ -49,11 +53,18 @@ class Account:
         self._expected = num_bytes
 
     def add(self, num_bytes: int) -> None:
-        """So many bytes more have come. Raises `EncoderError` OVERLOADED."""
+        """So many bytes more have come. Raises `EncoderError`: OVERLOADED, or TOO_LARGE where trying again cannot
+        help."""
         self._used += num_bytes
+        if self._used > self._max_bytes:
+            raise EncoderError(
+                ErrorCode.TOO_LARGE,
+                f"the request has more bytes than the server ever holds (--max-inflight-bytes {self._max_bytes})",
+            )
         while self._used > self._reserved:
             left = self._expected - self._reserved
             step = min(_RESERVE_STEP_BYTES, left) if left > 0 else _RESERVE_STEP_BYTES
+            step = min(step, self._max_bytes - self._reserved)
             self._held.enter_context(self._service.reserve(step))
             self._reserved += step
 

@@ -32,7 +32,7 @@ async def respond(request: Request, backend: Backend, handle: Callable[[Call], A
     exchange = exchange_of(request)
     request_id = _take_request_id(request, exchange)
     with ExitStack() as held:
-        account = Account(backend.service, held)
+        account = backend.account(held)
         rendered = await handle(Call(request, backend, account, exchange, request_id))
         return HeldResponse(rendered, held.pop_all())
 

@@ -18,10 +18,11 @@ _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fie
 
 
 class EncoderHttpProtocol(HttpToolsProtocol):
-    """`header_s` and `reply_idle_s` (seconds) are set by the server's subclass of this class."""
+    """`header_s` and `reply_idle_s` (seconds) and `max_connections` are set by the server's subclass of this class."""
 
     header_s = 30.0
     reply_idle_s = 30.0
+    max_connections = 65536
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -33,6 +34,10 @@ class EncoderHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            # One more would take descriptors that the server itself needs, to heal for example.
+            transport.abort()
+            return
         self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:

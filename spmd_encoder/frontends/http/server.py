@@ -20,10 +20,19 @@ from spmd_encoder.media.fetch import MediaFetcher
 
 # How long cancelled requests may take to end after a drain's deadline.
 _UNWIND_S = 1.0
+# Connections that the system holds until they are accepted: a burst of clients must not be turned away.
+_BACKLOG = 2048
+# How many are accepted in one turn of the loop, before any can be refused: they take descriptors.
+_ACCEPT_AT_ONCE = 64
 
 
 class _Server(uvicorn.Server):
     """Leaves signals alone: they belong to the process that hosts this server."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or ():
+            sock.listen(_BACKLOG)  # asyncio has only one number for this and for `_ACCEPT_AT_ONCE`
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -34,7 +43,13 @@ class HttpFrontEnd:
     """Takes over `sock`, which is bound and listens; it is closed when `serve` returns."""
 
     def __init__(
-        self, service: EncoderService, config: Config, sock: socket.socket, *, timeouts: Timeouts = DEFAULT_TIMEOUTS
+        self,
+        service: EncoderService,
+        config: Config,
+        sock: socket.socket,
+        *,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        max_connections: int = 65536,
     ) -> None:
         self._sock = sock
         self._pool = new_pool()
@@ -42,6 +57,7 @@ class HttpFrontEnd:
         metrics = HttpMetrics()
         self._dialect = new_dialect(service, config, pool=self._pool, fetcher=self._fetcher, metrics=metrics)
         limits = {"header_s": timeouts.header_s, "reply_idle_s": timeouts.reply_idle_s}
+        limits |= {"max_connections": max_connections}
         protocol = type("_Protocol", (EncoderHttpProtocol,), limits)
         self._config = uvicorn.Config(
             create_app(
@@ -61,7 +77,7 @@ class HttpFrontEnd:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            backlog=2048,
+            backlog=_ACCEPT_AT_ONCE,
             timeout_keep_alive=max(1, round(timeouts.keep_alive_s)),
         )
         self._server = _Server(self._config)

@@ -71,7 +71,7 @@ def sglang_routes(backend: Backend, dialect: SglangDialect) -> APIRouter:
     async def encode(request: Request, call: _SglangCall) -> object:
         media = ExitStack()
         try:
-            account = Account(backend.service, media)
+            account = backend.account(media)
             fields = await call.fields(account, backend.config.server.max_body_bytes)
             read = partial(read_encode, fields, push, max_items=backend.max_items, limits=backend.item_limits)
             # The call is held nowhere here: its items must not outlive their account.
@@ -141,7 +141,7 @@ class _SglangCall:
         """The same for a body that holds no media."""
         with ExitStack() as held:
             try:
-                return await self.fields(Account(self._backend.service, held), _MAX_CONTROL_BYTES)
+                return await self.fields(self._backend.account(held), _MAX_CONTROL_BYTES)
             except EncoderError as error:
                 if error.code is not ErrorCode.TOO_LARGE:
                     raise
