@@ -19,8 +19,8 @@ from spmd_encoder.transports.push_peer import PeerLostError, PushPeer
 
 log = logging.getLogger(__name__)
 
-MAX_PEERS = 128
-"""Most endpoints connected at once: each costs this process about six descriptors. Others wait for a place."""
+MAX_PEERS = 64
+"""Most endpoints connected at once: each costs this process four descriptors. Others wait for a place."""
 IDLE_S = 60.0
 """An endpoint that got nothing for this long is let go of."""
 _LINGER_S = 1.0
@@ -48,7 +48,7 @@ class ZmqPush:
         self._max_peers = max_peers
         self._idle_s = idle_s
         self._context = zmq.Context()
-        self._context.setsockopt(zmq.MAX_SOCKETS, 64 + 4 * max_peers)
+        self._context.setsockopt(zmq.MAX_SOCKETS, 64 + 16 * max_peers)  # three each, and those that end still
         self._peers: dict[PushEndpoint, PushPeer] = {}
         self._room = asyncio.Event()
         self._sweep: asyncio.TimerHandle | None = None

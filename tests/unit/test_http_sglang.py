@@ -113,6 +113,7 @@ async def serving(settings: Config) -> AsyncIterator[Served]:
     service.answer = rows_of
     sock = socket.create_server(("127.0.0.1", 0), backlog=2048)
     front_end = HttpFrontEnd(service, settings, sock)
+    front_end._config.http.max_connections = 10_000  # type: ignore[union-attr]
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     task = asyncio.create_task(front_end.serve())
     limits = httpx.Limits(max_connections=None)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 import zmq
+import zmq.asyncio
 
 from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
@@ -255,15 +256,15 @@ async def test_a_receiver_that_closed_while_idle_is_found_again(make: Make) -> N
 
 async def test_connections_are_bounded_and_the_oldest_idle_one_goes(make: Make) -> None:
     push = make(max_peers=4)
-    receivers = [Receiver() for _ in range(12)]
+    context = zmq.asyncio.Context()
+    receivers = [Receiver(context=context) for _ in range(200)]
     try:
         await asyncio.gather(*(push.deliver(parcel(fill=i), to(r)) for i, r in enumerate(receivers)))
         assert push.num_peers <= 4
         for index, receiver in enumerate(receivers):
             assert (await receiver.message()).rows == bytes([index]) * 32
     finally:
-        for receiver in receivers:
-            receiver.close()
+        context.destroy(linger=0)
 
 
 async def test_idle_connections_are_closed(make: Make) -> None:
