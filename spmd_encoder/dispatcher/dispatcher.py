@@ -32,6 +32,7 @@ from spmd_encoder.dispatcher.fleet import Fleet
 from spmd_encoder.dispatcher.inflight import InflightBytes, Jobs
 from spmd_encoder.dispatcher.ledger import Ledger
 from spmd_encoder.dispatcher.metrics import DispatcherMetrics
+from spmd_encoder.dispatcher.pace import Pace
 from spmd_encoder.dispatcher.probe import probe_item
 from spmd_encoder.dispatcher.replica import (
     Effect,
@@ -86,6 +87,7 @@ class DPDispatcher:
         self._jobs = Jobs()
         self._bytes = InflightBytes(limits.max_inflight_bytes)
         self._ids = itertools.count(1)
+        self._pace = Pace()
         self._model: ModelInfo | None = None
         self._cost = CostTable()
         self._started_at = time.monotonic()
@@ -116,7 +118,8 @@ class DPDispatcher:
             return await asyncio.gather(*futures)
         except EncoderError as error:
             self.metrics.refused(error.code)
-            raise EncoderError(error.code, error.message, param=error.param, retry_after_s=RETRY_AFTER_S) from None
+            retry_after_s = self._until_room(now) if error.code is ErrorCode.QUEUE_FULL else None
+            raise EncoderError(error.code, error.message, param=error.param, retry_after_s=retry_after_s) from None
         finally:
             # Cancelled by the caller, or refused: whatever is not resolved is given up.
             left = [job.job_id for job in new if not self._jobs.is_resolved(job.job_id)]
@@ -225,6 +228,11 @@ class DPDispatcher:
                 ErrorCode.NOT_READY, f"no replica can take requests yet ({states})", retry_after_s=RETRY_AFTER_S
             )
 
+    def _until_room(self, now: float) -> float:
+        """How long it takes at the present pace until what is in hand is answered."""
+        in_hand = sum(self._ledger.load(replica).outstanding_tokens for replica in self._layout.replicas)
+        return self._pace.wait_s(self._ledger.waiting_tokens + in_hand, now)
+
     def _new_job(
         self, item: MediaItem, deadline: float, *, output: OutputKind | None = None, pinned: int | None = None
     ) -> NewJob:
@@ -295,7 +303,9 @@ class DPDispatcher:
                     error = EncoderError(ErrorCode.INTERNAL, "the replica sent a result without its tensor")
                     self._apply(self._ledger.failed(replica, message.job_id, error))
                     return
+                before = self._ledger.answered_tokens
                 commands = self._ledger.completed(replica, message.job_id)
+                self._pace.answered(self._ledger.answered_tokens - before, time.monotonic())
                 for job_id in (j for command in commands if isinstance(command, Deliver) for j in command.job_ids):
                     self.metrics.item_completed(message.times)
                     self._jobs.resolve_completed(job_id, message, replica, frames[0])

@@ -54,6 +54,8 @@ class Ledger:
         self._turn = 0
         self.retried = 0
         self.joined = 0
+        self.answered_tokens = 0
+        """Price of all works that were done."""
 
     # -- questions
 
@@ -150,6 +152,7 @@ class Ledger:
         if (work := self._hands[replica].settle(work_id)) is None:
             return []
         self._suspicion.answered(work.digest)
+        self.answered_tokens += work.charged_tokens
         if work.pinned is None:
             self._directory.learn(work.key, replica)
         jobs = self._close(work)

@@ -568,6 +568,21 @@ async def test_a_result_without_its_tensor_fails_its_item_alone(tmp_path: Path) 
         assert await done(w.encode(b"bbbb")) == [b"bbbb"]
 
 
+async def test_a_full_queue_says_how_long_it_will_take(tmp_path: Path) -> None:
+    async with world(tmp_path, limits={"max_queued_items": 4}) as w:
+        (scheduler,) = await w.up()
+        assert await done(w.encode(b"aaaa")) == [b"aaaa"]  # 10 tokens, and as many for the probe, in the last moment
+        scheduler.held = True
+        tasks = [w.encode(b"%d" % number) for number in range(4)]
+        await until(lambda: w.outstanding() == [4])
+        error = await refused(w.encode(b"more"), ErrorCode.QUEUE_FULL)
+        assert error.retry_after_s is not None
+        assert error.retry_after_s >= 2.0, "40 tokens, at 20 in a second or slower"
+        scheduler.release()
+        for task in tasks:
+            await task
+
+
 async def test_drain_finishes_what_is_accepted_and_takes_nothing_new(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         (scheduler,) = await w.up()

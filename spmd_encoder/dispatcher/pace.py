@@ -1,0 +1,34 @@
+"""How fast the world answers, and so how long it takes until there is room again. Pure; times are the caller's."""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW_S = 10.0
+LEAST_S, MOST_S = 1.0, 60.0
+
+
+class Pace:
+    """Encoder tokens answered over the last seconds."""
+
+    def __init__(self) -> None:
+        self._answered: deque[tuple[float, int]] = deque()
+        self._tokens = 0
+
+    def answered(self, tokens: int, now: float) -> None:
+        self._answered.append((now, tokens))
+        self._tokens += tokens
+        self._forget(now)
+
+    def wait_s(self, tokens: int, now: float) -> float:
+        """Seconds until so many tokens will have been answered at this pace; the least where nothing is known yet."""
+        self._forget(now)
+        if not self._tokens:
+            return LEAST_S
+        began = self._answered[0][0]
+        per_s = self._tokens / max(LEAST_S, now - began)
+        return min(MOST_S, max(LEAST_S, tokens / per_s))
+
+    def _forget(self, now: float) -> None:
+        while self._answered and now - self._answered[0][0] > WINDOW_S:
+            self._tokens -= self._answered.popleft()[1]

@@ -1,0 +1,23 @@
+"""How long a client is asked to wait."""
+
+from __future__ import annotations
+
+from spmd_encoder.dispatcher.pace import LEAST_S, MOST_S, Pace
+
+
+def test_it_follows_what_was_answered() -> None:
+    pace = Pace()
+    assert pace.wait_s(10_000, 0.0) == LEAST_S, "nothing is known yet"
+    for second in range(5):
+        pace.answered(100, float(second))
+    assert pace.wait_s(1000, 5.0) == 10.0, "500 tokens in 5 s"
+    assert pace.wait_s(1, 5.0) == LEAST_S
+    assert pace.wait_s(10**9, 5.0) == MOST_S
+
+
+def test_the_past_is_forgotten() -> None:
+    pace = Pace()
+    pace.answered(1_000_000, 0.0)
+    pace.answered(10, 15.0)
+    assert pace.wait_s(20, 20.0) == 10.0, "10 tokens in 5 s"
+    assert pace.wait_s(200, 30.0) == LEAST_S
