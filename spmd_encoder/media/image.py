@@ -25,7 +25,7 @@ from PIL import (
 
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.base import Buffer, Header
-from spmd_encoder.media.pixels import Background, normalise_transparency, orientation, to_rgb, upright
+from spmd_encoder.media.pixels import Background, bare, normalise_transparency, orientation, to_rgb, upright
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +63,24 @@ def decode(data: Buffer, max_pixels: int | None = None, background: Background =
 
     Colour profiles are not applied. Raises as `probe`; a file that ends early is MEDIA_CORRUPT.
     """
+    picture, turn = _load(data, max_pixels)
+    try:
+        rgb = to_rgb(picture, background)
+        del picture  # or turning would make a third copy
+        return upright(rgb, turn)
+    except EncoderError:
+        raise
+    except Exception as error:
+        raise _undecodable(sniff(data) or "", error) from None
+
+
+def _load(data: Buffer, max_pixels: int | None) -> tuple[Image.Image, int]:
+    """The pixels as they are stored, and their EXIF orientation."""
     with _open(data, max_pixels) as image:
         try:
             normalise_transparency(image)  # before `load`, which forgets how samples are stored
             image.load()
-            return upright(to_rgb(image, background), orientation(image))
+            return bare(image), orientation(image)
         except EncoderError:
             raise
         except Exception as error:
