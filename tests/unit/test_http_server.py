@@ -53,7 +53,7 @@ async def test_a_vanished_client_cancels_at_once(served: Served) -> None:
 async def test_stop_closes_idle_connections_and_finishes_others(served: Served) -> None:
     served.service.gate.clear()
     idle, busy = await served.connect(), await served.connect()
-    idle.send(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+    idle.send(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert (await idle.reply()).status == 200
     busy.send(post(GOOD))
     await served.service.arrived.wait()

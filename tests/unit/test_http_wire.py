@@ -24,7 +24,11 @@ GOOD = json.dumps({"items": [{"image": picture(5)}]}).encode()
 
 
 def post(body: bytes, *headers: str, length: int | None = None) -> bytes:
-    lines = ["POST /v1/encode HTTP/1.1", "Host: x", f"Content-Length: {len(body) if length is None else length}"]
+    lines = [
+        "POST /v1/encode HTTP/1.1",
+        "Host: localhost",
+        f"Content-Length: {len(body) if length is None else length}",
+    ]
     return "\r\n".join([*lines, *headers, "", ""]).encode() + body
 
 
@@ -106,7 +110,7 @@ async def test_keep_alive_and_pipelining(served: Served) -> None:
 
 
 async def test_slow_headers(served: Served) -> None:
-    for start in (b"", b"POST /v1/encode HTTP/1.1\r\nHost: x\r\n"):
+    for start in (b"", b"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\n"):
         wire = await served.connect()
         wire.send(start)
         reply = await wire.reply()
@@ -169,7 +173,7 @@ async def test_refused_while_still_sending(served: Served) -> None:
 async def test_a_body_of_unknown_length_is_bounded() -> None:
     async with serve_fake(Timeouts()) as served:
         chunked = await served.connect()
-        chunked.send(b"POST /v1/encode HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        chunked.send(b"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         for _ in range(65):
             chunked.send(b"100000\r\n" + b" " * 2**20 + b"\r\n")
         assert (await chunked.reply()).code == "TOO_LARGE"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Generator
 
@@ -17,6 +18,9 @@ from spmd_encoder.frontends.http.metrics import HttpMetrics
 from spmd_encoder.frontends.http.protocol import EncoderHttpProtocol
 from spmd_encoder.frontends.http.sglang import new_dialect
 from spmd_encoder.media.fetch import MediaFetcher
+from spmd_encoder.observability.logging import SparseLog
+
+log = logging.getLogger(__name__)
 
 # How long cancelled requests may take to end after a drain's deadline.
 _UNWIND_S = 1.0
@@ -56,9 +60,9 @@ class HttpFrontEnd:
         self._fetcher = MediaFetcher(config.media)
         metrics = HttpMetrics()
         self._dialect = new_dialect(service, config, pool=self._pool, fetcher=self._fetcher, metrics=metrics)
-        limits = {"header_s": timeouts.header_s, "reply_idle_s": timeouts.reply_idle_s}
-        limits |= {"max_connections": max_connections}
-        protocol = type("_Protocol", (EncoderHttpProtocol,), limits)
+        settings: dict[str, object] = {"header_s": timeouts.header_s, "reply_idle_s": timeouts.reply_idle_s}
+        settings |= {"max_connections": max_connections, "odd": SparseLog(log)}
+        protocol = type("_Protocol", (EncoderHttpProtocol,), settings)
         self._config = uvicorn.Config(
             create_app(
                 service,
