@@ -92,7 +92,7 @@ class Served:
 
     async def idle(self) -> None:
         """Nothing is held any more."""
-        while self.service.reserved or self.front_end._dialect.staged_bytes:
+        while self.service.reserved or self.front_end.shared.dialect.staged_bytes:
             await asyncio.sleep(0.01)
 
 
@@ -205,7 +205,7 @@ async def test_a_list_of_ports_is_a_copy_each(served: Served) -> None:
 async def test_registrations_before_the_request(served: Served) -> None:
     with Receiver() as one, Receiver() as two:
         early = [served.later(served.register(one, count=2)), served.later(served.register(two, count=2))]
-        while served.front_end._dialect.num_parts == 0:
+        while served.front_end.shared.dialect.num_parts == 0:
             await asyncio.sleep(0.01)
         ok(await served.encode())
         for reply in early:
@@ -271,7 +271,7 @@ async def test_an_error_reaches_every_rank_whenever_it_registers(served: Served)
     served.service.gate.clear()
     with Receiver() as one, Receiver() as two, Receiver() as three:
         early = served.later(served.register(one, count=3))
-        while served.front_end._dialect.num_parts == 0:
+        while served.front_end.shared.dialect.num_parts == 0:
             await asyncio.sleep(0.01)
         encode = served.later(served.encode("r_local_part_0", picture(3), picture(4)))
         await served.service.arrived.wait()
@@ -360,7 +360,7 @@ async def test_missing_registrations_end_in_time() -> None:
             check(await one.message(), 3)
         refused(await served.encode("other"), 504, "no receiver has registered", req_id="other")
         await served.idle()
-        while served.front_end._dialect.num_parts:
+        while served.front_end.shared.dialect.num_parts:
             await asyncio.sleep(0.05)
 
 
@@ -372,19 +372,19 @@ async def test_registrations_without_a_request_end_and_are_forgotten() -> None:
                 served.later(served.http.post("/scheduler_receive_meta_data", json={"req_id": "no", "part_idx": 0}))
             )
             assert {(await reply).status_code for reply in early} == {504}
-        assert served.front_end._dialect.num_parts == 0
-        assert not served.front_end._dialect._lives
+        assert served.front_end.shared.dialect.num_parts == 0
+        assert not served.front_end.shared.dialect._lives
 
 
 async def test_who_hangs_up_while_waiting_leaves_nothing_behind(served: Served) -> None:
     with Receiver() as receiver:
         early = served.later(served.register(receiver))
-        while served.front_end._dialect.num_parts == 0:
+        while served.front_end.shared.dialect.num_parts == 0:
             await asyncio.sleep(0.01)
         early.cancel()
-        while served.front_end._dialect.num_parts:
+        while served.front_end.shared.dialect.num_parts:
             await asyncio.sleep(0.01)
-        assert not served.front_end._dialect._lives
+        assert not served.front_end.shared.dialect._lives
 
 
 # -- duplicates and lost callers
@@ -431,7 +431,9 @@ async def test_a_client_that_timed_out_and_tries_again_loses_nothing(served: Ser
 
 
 async def test_what_nobody_waits_for_is_cancelled(served: Served) -> None:
-    served.front_end._dialect._parts._limits = replace(served.front_end._dialect._parts._limits, lonely_s=0.2)
+    served.front_end.shared.dialect._parts._limits = replace(
+        served.front_end.shared.dialect._parts._limits, lonely_s=0.2
+    )
     served.service.gate.clear()
     encode = served.later(served.encode())
     await served.service.arrived.wait()
@@ -445,7 +447,9 @@ async def test_what_nobody_waits_for_is_cancelled(served: Served) -> None:
 
 
 async def test_receivers_keep_a_part_whose_caller_has_gone(served: Served) -> None:
-    served.front_end._dialect._parts._limits = replace(served.front_end._dialect._parts._limits, lonely_s=0.1)
+    served.front_end.shared.dialect._parts._limits = replace(
+        served.front_end.shared.dialect._parts._limits, lonely_s=0.1
+    )
     served.service.gate.clear()
     encode = served.later(served.encode())
     await served.service.arrived.wait()
@@ -464,14 +468,14 @@ async def test_receivers_keep_a_part_whose_caller_has_gone(served: Served) -> No
 async def test_staged_embeddings_are_bounded_in_bytes() -> None:
     async with serving(config(max_staged_bytes=100)) as served:
         first = served.later(served.encode("a", picture(10)))  # 80 bytes
-        while not served.front_end._dialect.staged_bytes:
+        while not served.front_end.shared.dialect.staged_bytes:
             await asyncio.sleep(0.01)
         refused(await served.encode("b", picture(10)), 503, "--max-staged-bytes", req_id="b")
         with Receiver() as receiver:
             ok(await served.register(receiver, "a"))
             ok(await first)
             again = served.later(served.encode("b", picture(10)))
-            while not served.front_end._dialect.staged_bytes:
+            while not served.front_end.shared.dialect.staged_bytes:
                 await asyncio.sleep(0.01)
             ok(await served.register(receiver, "b"))
             ok(await again)
@@ -480,7 +484,7 @@ async def test_staged_embeddings_are_bounded_in_bytes() -> None:
 
 async def test_media_are_let_go_of_before_receivers_come(served: Served) -> None:
     encode = served.later(served.encode())
-    while not served.front_end._dialect.staged_bytes:
+    while not served.front_end.shared.dialect.staged_bytes:
         await asyncio.sleep(0.01)
     assert served.service.reserved == 0
     with Receiver() as receiver:
@@ -496,7 +500,7 @@ async def test_requests_in_hand_are_bounded_in_number() -> None:
             await asyncio.sleep(0.01)
         with Receiver() as receiver:
             early = served.later(served.register(receiver, "more"))
-            while served.front_end._dialect.num_parts < 4:
+            while served.front_end.shared.dialect.num_parts < 4:
                 await asyncio.sleep(0.01)
             refused(await served.encode("more"), 503, "too many", req_id="more")
             ok(await early)
@@ -525,8 +529,8 @@ async def test_a_thousand_at_once_are_all_answered(served: Served) -> None:
         return n, (await encode).status_code
 
     try:
-        settings = replace(served.front_end._dialect._parts._limits, staged_s=8.0)
-        served.front_end._dialect._parts._limits = settings
+        settings = replace(served.front_end.shared.dialect._parts._limits, staged_s=8.0)
+        served.front_end.shared.dialect._parts._limits = settings
         answers = dict(await asyncio.gather(*(one(n) for n in range(count))))
         assert answers == {n: 504 if n % 10 == 9 else 200 for n in range(count)}
         for place, receiver in enumerate(receivers):
@@ -623,7 +627,7 @@ async def test_other_modalities(served: Served, modality: str) -> None:
     refused(await sent(served, modality=modality), 400, modality.upper(), "not served", "IMAGE")
     with Receiver() as receiver:
         served.later(served.encode("v", modality=modality))
-        while served.front_end._dialect.num_parts < 2:
+        while served.front_end.shared.dialect.num_parts < 2:
             await asyncio.sleep(0.01)
         ok(await served.register(receiver, "v"))
         head = (await receiver.message()).head
@@ -719,7 +723,7 @@ async def test_fields_of_a_registration(served: Served, changes: dict[str, Any])
     reply = await served.http.post("/scheduler_receive_url", json=body)
     assert reply.status_code == 400, reply.text
     assert reply.json()["status"] == "error"
-    assert served.front_end._dialect.num_parts == 0
+    assert served.front_end.shared.dialect.num_parts == 0
 
 
 async def test_a_control_body_is_small(served: Served) -> None:
@@ -741,7 +745,7 @@ async def test_metadata_waits_for_the_rows(served: Served) -> None:
         "/scheduler_receive_meta_data", json={"req_id": part_id, "part_idx": 1}
     )
     before = served.later(ask("r_local_part_0"))
-    while not served.front_end._dialect.num_parts:
+    while not served.front_end.shared.dialect.num_parts:
         await asyncio.sleep(0.01)
     with Receiver() as receiver:
         encode = served.later(served.encode("r_local_part_0", picture(3), picture(5), embedding_port=receiver.port))
@@ -780,7 +784,7 @@ async def test_the_end_of_the_server_is_told_to_all(served: Served) -> None:
     with Receiver() as receiver:
         early = served.later(served.register(receiver, "never"))
         waiting = served.later(served.encode("staged"))
-        while not served.front_end._dialect.staged_bytes:
+        while not served.front_end.shared.dialect.staged_bytes:
             await asyncio.sleep(0.01)
         ok(await served.register(receiver, "staged", count=2))
         check(await receiver.message(), 3, req_id="staged")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI, Request
@@ -22,19 +22,14 @@ from spmd_encoder.frontends.http.encode import encode_routes
 from spmd_encoder.frontends.http.envelope import Envelope
 from spmd_encoder.frontends.http.errors import HttpError, error_response, plain_error
 from spmd_encoder.frontends.http.metrics import HttpMetrics
-from spmd_encoder.frontends.http.sglang import new_dialect, sglang_routes
+from spmd_encoder.frontends.http.sglang import sglang_routes
 from spmd_encoder.frontends.http.status import status_routes
 from spmd_encoder.frontends.remote import Fetcher
 from spmd_encoder.frontends.sglang.dialect import SglangDialect
+from spmd_encoder.frontends.shared import new_dialect, new_pool
 from spmd_encoder.media.fetch import MediaFetcher
 
-_NUM_THREADS = 2
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
-
-
-def new_pool() -> ThreadPoolExecutor:
-    """Threads for parsing and rendering what is too large for the event loop."""
-    return ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http")
 
 
 def create_app(
@@ -61,7 +56,7 @@ def create_app(
         owned.push_async_callback(fetcher.close)
     metrics = metrics or HttpMetrics()
     if dialect is None:
-        dialect = new_dialect(service, config, pool=pool, fetcher=fetcher, metrics=metrics)
+        dialect = new_dialect(service, config, pool=pool, fetcher=fetcher, registry=metrics.registry)
         owned.push_async_callback(dialect.close)
 
     @asynccontextmanager

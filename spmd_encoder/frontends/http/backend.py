@@ -11,8 +11,9 @@ from typing import TypeVar
 
 from spmd_encoder.api.service import EncoderService
 from spmd_encoder.config import Config
+from spmd_encoder.frontends.account import Account
 from spmd_encoder.frontends.base import ItemLimits
-from spmd_encoder.frontends.http.body import Account, Timeouts
+from spmd_encoder.frontends.http.body import Timeouts
 from spmd_encoder.frontends.remote import Fetcher
 
 T = TypeVar("T")

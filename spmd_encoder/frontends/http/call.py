@@ -15,10 +15,12 @@ from starlette.types import Receive
 
 from spmd_encoder.api.types import ItemOutcome, OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.frontends.account import Account
 from spmd_encoder.frontends.base import ItemNaming, ParsedItem, SourceItem, check_request_id
+from spmd_encoder.frontends.exchange import Exchange
 from spmd_encoder.frontends.http.backend import Backend
-from spmd_encoder.frontends.http.body import Account, body_chunks
-from spmd_encoder.frontends.http.exchange import Exchange, exchange_of
+from spmd_encoder.frontends.http.body import body_chunks
+from spmd_encoder.frontends.http.exchange import exchange_of
 from spmd_encoder.frontends.http.options import Encoding
 from spmd_encoder.frontends.http.render import Rendered, is_heavy
 from spmd_encoder.frontends.http.reply import HeldResponse

@@ -11,8 +11,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import check_request_id
+from spmd_encoder.frontends.exchange import Exchange
 from spmd_encoder.frontends.http.errors import error_response
-from spmd_encoder.frontends.http.exchange import SCOPE_KEY, Exchange
+from spmd_encoder.frontends.http.exchange import SCOPE_KEY
 from spmd_encoder.frontends.http.metrics import HttpMetrics
 
 log = logging.getLogger(__name__)

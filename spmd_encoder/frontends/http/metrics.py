@@ -1,4 +1,4 @@
-"""What is measured of HTTP itself. A registry per app, so that two apps in one process do not mix."""
+"""What is measured of HTTP itself."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 class HttpMetrics:
     """Labels are route templates and known methods only: a client cannot make new time series."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """Without a registry that others add to it has one of its own, so that two apps in one process do not mix."""
+        self.registry = registry or CollectorRegistry()
         labels = ("route", "method")
         self._requests = Counter(
             "spmd_encoder_http_requests", "HTTP requests answered", (*labels, "code"), registry=self.registry

@@ -12,12 +12,11 @@ import uvicorn
 
 from spmd_encoder.api.service import EncoderService
 from spmd_encoder.config import Config
-from spmd_encoder.frontends.http.app import create_app, new_pool
+from spmd_encoder.frontends.http.app import create_app
 from spmd_encoder.frontends.http.body import DEFAULT_TIMEOUTS, Timeouts
 from spmd_encoder.frontends.http.metrics import HttpMetrics
 from spmd_encoder.frontends.http.protocol import EncoderHttpProtocol
-from spmd_encoder.frontends.http.sglang import new_dialect
-from spmd_encoder.media.fetch import MediaFetcher
+from spmd_encoder.frontends.shared import Shared
 from spmd_encoder.observability.logging import SparseLog
 
 log = logging.getLogger(__name__)
@@ -44,7 +43,9 @@ class _Server(uvicorn.Server):
 
 
 class HttpFrontEnd:
-    """Takes over `sock`, which is bound and listens; it is closed when `serve` returns."""
+    """Takes over `sock`, which is bound and listens; it is closed when `serve` returns.
+
+    `shared` stays the caller's; without one the front end has its own."""
 
     def __init__(
         self,
@@ -54,12 +55,11 @@ class HttpFrontEnd:
         *,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         max_connections: int = 65536,
+        shared: Shared | None = None,
     ) -> None:
         self._sock = sock
-        self._pool = new_pool()
-        self._fetcher = MediaFetcher(config.media)
-        metrics = HttpMetrics()
-        self._dialect = new_dialect(service, config, pool=self._pool, fetcher=self._fetcher, metrics=metrics)
+        self._owns_shared = shared is None
+        self.shared = shared = shared or Shared.open(service, config)
         settings: dict[str, object] = {"header_s": timeouts.header_s, "reply_idle_s": timeouts.reply_idle_s}
         settings |= {"max_connections": max_connections, "odd": SparseLog(log)}
         protocol = type("_Protocol", (EncoderHttpProtocol,), settings)
@@ -67,10 +67,10 @@ class HttpFrontEnd:
             create_app(
                 service,
                 config,
-                pool=self._pool,
-                fetcher=self._fetcher,
-                metrics=metrics,
-                dialect=self._dialect,
+                pool=shared.pool,
+                fetcher=shared.fetcher,
+                metrics=HttpMetrics(shared.registry),
+                dialect=shared.dialect,
                 timeouts=timeouts,
             ),
             http=protocol,
@@ -119,6 +119,5 @@ class HttpFrontEnd:
             if (transport := connection.transport) is not None:
                 transport.abort()
         self._sock.close()
-        await self._dialect.close()
-        await self._fetcher.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._owns_shared:
+            await self.shared.close()

@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from spmd_encoder.api.service import EncoderService
-from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.frontends.account import Account
 from spmd_encoder.frontends.base import is_ready
 from spmd_encoder.frontends.http.backend import Backend
-from spmd_encoder.frontends.http.body import Account, body_chunks, read_body
+from spmd_encoder.frontends.http.body import body_chunks, read_body
 from spmd_encoder.frontends.http.call import unless_gone
 from spmd_encoder.frontends.http.content import BodyKind, body_kind
 from spmd_encoder.frontends.http.errors import STATUS, HttpError, json_response
-from spmd_encoder.frontends.http.metrics import HttpMetrics
-from spmd_encoder.frontends.remote import Fetcher
 from spmd_encoder.frontends.sglang.dialect import SglangDialect
-from spmd_encoder.frontends.sglang.metrics import DialectMetrics
 from spmd_encoder.frontends.sglang.refusal import RefusalError
 from spmd_encoder.frontends.sglang.requests import (
     Fields,
@@ -36,32 +31,12 @@ from spmd_encoder.frontends.sglang.requests import (
     read_fields,
     read_registration,
 )
-from spmd_encoder.transports.registry import load_push, push_backend
+from spmd_encoder.transports.registry import push_backend
 
 log = logging.getLogger(__name__)
 
 # The others are a few words long.
 _MAX_CONTROL_BYTES = 64 * 1024
-
-
-def new_dialect(
-    service: EncoderService, config: Config, *, pool: Executor, fetcher: Fetcher, metrics: HttpMetrics
-) -> SglangDialect:
-    """SGLang's calls over the backend that the configuration names. It is closed by whoever asked for it."""
-    push, settings = push_backend(config.sglang.encoder_transfer_backend), config.sglang
-    return SglangDialect(
-        service,
-        config,
-        pool=pool,
-        fetcher=fetcher,
-        transport=load_push(
-            settings.sglang_embedding_class,
-            timeout_s=settings.send_timeout_s,
-            # Half for a receiver that stands still leaves half for all others.
-            max_peer_bytes=settings.max_staged_bytes // 2,
-        ),
-        metrics=DialectMetrics(metrics.registry, push.name),
-    )
 
 
 def sglang_routes(backend: Backend, dialect: SglangDialect) -> APIRouter:
