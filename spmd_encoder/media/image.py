@@ -25,6 +25,7 @@ from PIL import (
 
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.base import Buffer, Header
+from spmd_encoder.media.jpeg import check_scans
 from spmd_encoder.media.pixels import Background, bare, normalise_transparency, orientation, to_rgb, upright
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ def _load(data: Buffer, max_pixels: int | None) -> tuple[Image.Image, int]:
     """The pixels as they are stored, and their EXIF orientation."""
     with _open(data, max_pixels) as image:
         try:
+            if image.format in ("JPEG", "MPO"):
+                check_scans(data)
             normalise_transparency(image)  # before `load`, which forgets how samples are stored
             image.load()
             return bare(image), orientation(image)
