@@ -11,6 +11,7 @@ from transformers.models.dinov2.modeling_dinov2 import Dinov2Model
 
 from spmd_encoder.api.types import OutputKind
 from spmd_encoder.models.base import LoadContext
+from spmd_encoder.models.feed_forward import feed_forward
 from spmd_encoder.models.fixed_size import FixedSizeAdapter, FixedSizePreprocessor, input_size
 from spmd_encoder.models.sharding import Split, TowerPlan, run_batched
 from spmd_encoder.models.tiny import write_random
@@ -19,9 +20,9 @@ from spmd_encoder.models.weights import from_folder, load_tower
 
 def _plan(config: Any) -> TowerPlan:
     mlp = (
-        Split(path="mlp", columns=("gate_proj", "up_proj"), row="down_proj")
+        feed_forward("gate_proj", "up_proj", row="down_proj", activation="act_fn")
         if config.use_swiglu_ffn
-        else Split(path="mlp", columns=("fc1",), row="fc2")
+        else feed_forward("fc1", row="fc2", activation="activation_fn")
     )
     attention = Split(
         path="attention",

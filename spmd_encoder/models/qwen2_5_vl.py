@@ -9,6 +9,7 @@ from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLCo
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from spmd_encoder.models.feed_forward import feed_forward
 from spmd_encoder.models.qwen_vl import ATTENTION, TOWER, QwenVLAdapter, tiny_whole
 from spmd_encoder.models.sharding import Split, TowerPlan
 from spmd_encoder.models.tiny import write_random
@@ -27,7 +28,7 @@ class Qwen25VLAdapter(QwenVLAdapter):
         return TowerPlan(
             blocks=f"{TOWER}.blocks",
             num_blocks=vision.depth,
-            in_block=(ATTENTION, Split(path="mlp", columns=("gate_proj", "up_proj"), row="down_proj")),
+            in_block=(ATTENTION, feed_forward("gate_proj", "up_proj", row="down_proj", activation="act_fn")),
             once=(Split(path=f"{TOWER}.merger.mlp", columns=("0",), row="2"),),
         )
 

@@ -9,6 +9,7 @@ from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLForConditionalGeneration
 
+from spmd_encoder.models.feed_forward import feed_forward
 from spmd_encoder.models.qwen_vl import ATTENTION, TOWER, QwenVLAdapter, tiny_whole
 from spmd_encoder.models.sharding import Split, TowerPlan
 from spmd_encoder.models.tiny import write_random
@@ -30,7 +31,7 @@ class Qwen2VLAdapter(QwenVLAdapter):
         return TowerPlan(
             blocks=f"{TOWER}.blocks",
             num_blocks=vision.depth,
-            in_block=(ATTENTION, Split(path="mlp", columns=("fc1",), row="fc2")),
+            in_block=(ATTENTION, feed_forward("fc1", row="fc2", activation="act")),
             once=(Split(path=f"{TOWER}.merger.mlp", columns=("0",), row="2"),),
         )
 

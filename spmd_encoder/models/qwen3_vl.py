@@ -12,6 +12,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLForConditionalGeneration
 
+from spmd_encoder.models.feed_forward import feed_forward
 from spmd_encoder.models.qwen_vl import ATTENTION, TOWER, QwenVLAdapter, tiny_whole
 from spmd_encoder.models.sharding import Split, TowerPlan
 from spmd_encoder.models.tiny import write_random
@@ -49,7 +50,7 @@ class Qwen3VLAdapter(QwenVLAdapter):
         return TowerPlan(
             blocks=f"{TOWER}.blocks",
             num_blocks=vision.depth,
-            in_block=(ATTENTION, Split(path="mlp", columns=("linear_fc1",), row="linear_fc2")),
+            in_block=(ATTENTION, feed_forward("linear_fc1", row="linear_fc2", activation="act_fn")),
             once=(_merger("merger"), *(_merger(f"deepstack_merger_list.{level}") for level in levels)),
         )
 

@@ -16,7 +16,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from spmd_encoder.api.cost import CostTable
 from spmd_encoder.api.types import Modality, OutputKind
 from spmd_encoder.errors import StartupError
+from spmd_encoder.models.attention import PackedAttention
 from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, Preprocessor, TowerOutput
+from spmd_encoder.models.linear import by_rows
 from spmd_encoder.models.picture import run_processor
 from spmd_encoder.models.sharding import Split, TowerPlan
 from spmd_encoder.models.weights import from_folder, load_tower, real_bytes
@@ -26,15 +28,38 @@ TOWER = "model.visual"
 
 
 def _run_attention(attention: nn.Module, hidden: Tensor) -> Tensor:
-    """The attention of one block over two segments, without rotation (angle 0)."""
+    """The attention of one block over three segments, two of them of equal length."""
     rows = hidden.shape[0]
-    ends = torch.tensor([0, rows // 3, rows], dtype=torch.int32, device=hidden.device)
-    angle = torch.zeros(rows, int(attention.head_dim), device=hidden.device)  # type: ignore[arg-type]
+    ends = torch.tensor([0, rows // 4, rows // 4 * 2, rows], dtype=torch.int32, device=hidden.device)
+    angle = torch.linspace(0, 6, rows, device=hidden.device)[:, None].repeat(1, int(attention.head_dim))  # type: ignore[arg-type]
     out: Tensor = attention(hidden, cu_seqlens=ends, position_embeddings=(angle.cos(), angle.sin()), max_seqlen=rows)
     return out
 
 
-ATTENTION = Split(path="attn", columns=("qkv",), parts=3, row="proj", heads="num_heads", run=_run_attention)
+ATTENTION = Split(
+    path="attn", columns=("qkv",), parts=3, row="proj", heads="num_heads", run=_run_attention, faster=PackedAttention
+)
+
+
+class PatchEmbedding(nn.Module):
+    """Takes the place of transformers' own, which convolves each patch as a picture of its own.
+
+    Here a block of patches lies side by side, as one wide picture. The sums are the same to the bit and take a
+    quarter of the time; those of a Linear would be as fast, but in another order, 1e-6 away.
+    """
+
+    def __init__(self, embedding: Any) -> None:
+        super().__init__()
+        self.proj: nn.Conv3d = embedding.proj
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """`[patches, patch values]` to `[patches, width]`."""
+        return by_rows(self._block, pixels.to(self.proj.weight.dtype))
+
+    def _block(self, pixels: Tensor) -> Tensor:
+        channels, (time, height, width) = self.proj.in_channels, self.proj.kernel_size
+        wide = pixels.view(-1, channels, time, height, width).permute(1, 2, 3, 0, 4).flatten(3)
+        return self.proj(wide).flatten(1).t().contiguous()  # type: ignore[no-any-return]
 
 
 class QwenPreprocessor(Preprocessor):
@@ -110,6 +135,8 @@ class QwenVLAdapter(FamilyAdapter):
                 f"but config.json asks for {taken}"
             )
         model = load_tower(cls.model_class, config, folder, TOWER, cls.plan(vision), context)
+        whole: Any = model.get_submodule(TOWER)
+        whole.patch_embed = PatchEmbedding(whole.patch_embed)
         return cls(model, preprocessor, context.device)
 
     def batch_key(self, features: Features) -> Hashable:

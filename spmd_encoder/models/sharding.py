@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from spmd_encoder.errors import StartupError
+from spmd_encoder.models.linear import by_rows, linear_block
 
 _PROBE_ROWS = 24
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
@@ -41,6 +41,7 @@ class Split:
     `path` is the module's name within its block. `heads` is the module's attribute with the number of heads (cuts
     are then at heads; the attribute is set to this rank's number), None cuts single columns. `parts` equal blocks
     are stacked in each of `columns` (3 for a fused qkv). `run` feeds a hidden state `[rows, width]` to the module.
+    `faster` makes, of the cut module, one that computes the same and takes its place.
     """
 
     path: str
@@ -49,6 +50,7 @@ class Split:
     heads: str | None = None
     parts: int = 1
     run: Callable[[nn.Module, Tensor], Tensor] = _call
+    faster: Callable[[nn.Module], nn.Module] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +74,44 @@ class Probe:
     cut: nn.Module
 
 
+class ColumnParallelLinear(nn.Module):
+    """`y_r = x @ w_r.T + b_r`: this rank's slice of the output."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+    def block(self, x: Tensor) -> Tensor:
+        """One block of rows, see `by_rows`."""
+        return linear_block(x, self.weight, self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., in]` to `[..., this rank's columns]`."""
+        return by_rows(self.block, x.flatten(0, -2)).view(*x.shape[:-1], -1)
+
+
 class RowParallelLinear(nn.Module):
     """`y = sum over ranks of x_r @ w_r.T`, plus the bias once (rank 0 holds it, so one rank gives nn.Linear's bits)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self._group = group
+
+    def block(self, x: Tensor) -> Tensor:
+        """This rank's summand for one block of rows, see `by_rows`."""
+        return linear_block(x, self.weight, self.bias)
+
+    def reduce(self, y: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        dist.all_reduce(y, group=self._group)
+        return y
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., this rank's columns]` to `[..., out]`, equal on all ranks."""
-        y = F.linear(x, self.weight, self.bias)
-        dist.all_reduce(y, group=self._group)
-        return y
+        return self.reduce(by_rows(self.block, x.flatten(0, -2)).view(*x.shape[:-1], -1))
 
 
 def bounds(count: int, size: int, rank: int) -> tuple[int, int]:
@@ -116,6 +142,9 @@ def shard_tower(model: nn.Module, plan: TowerPlan, group: dist.ProcessGroup) -> 
         # The memo keeps the copy's parameters the same tensors: it costs no memory.
         full = copy.deepcopy(module, {id(p): p for p in module.parameters()}) if first else None
         _cut(module, split, group)
+        if split.faster is not None:
+            module = split.faster(module)
+            model.set_submodule(name, module)
         if full is not None:
             probes.append(Probe(name, split, full, module))
     return probes
@@ -192,11 +221,9 @@ def _cut(module: nn.Module, split: Split, group: dist.ProcessGroup) -> None:
     start, stop = low * (width // heads), high * (width // heads)
     ranges = [(part * width + start, part * width + stop) for part in range(split.parts)]
     for name in split.columns:
-        linear = _linear(module, name)
-        linear.weight = nn.Parameter(_rows(linear.weight, ranges), requires_grad=False)
-        if linear.bias is not None:
-            linear.bias = nn.Parameter(_rows(linear.bias, ranges), requires_grad=False)
-        linear.out_features = linear.weight.shape[0]
+        whole = _linear(module, name)
+        cut_bias = None if whole.bias is None else _rows(whole.bias, ranges)
+        setattr(module, name, ColumnParallelLinear(_rows(whole.weight, ranges), cut_bias))
     bias = row.bias.detach() if row.bias is not None and rank == 0 else None
     weight = row.weight.detach()[:, start:stop].contiguous()
     setattr(module, split.row, RowParallelLinear(weight, bias, group))

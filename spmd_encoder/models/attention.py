@@ -1,0 +1,80 @@
+"""The attention of the Qwen-VL towers over packed pictures: no mask, and rotation while the values are in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from spmd_encoder.models.linear import by_rows
+from spmd_encoder.models.sharding import ColumnParallelLinear, RowParallelLinear
+
+
+class PackedAttention(nn.Module):
+    """Takes the place of transformers' vision attention after it was cut, with the same arguments and result."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.qkv: ColumnParallelLinear = attention.qkv
+        self.proj: RowParallelLinear = attention.proj
+        self.head_dim = int(attention.head_dim)
+        self._scale = float(attention.scaling)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        cu_seqlens: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        **_: Any,
+    ) -> Tensor:
+        """`[rows, width]` to the same. `cu_seqlens` `[segments + 1]` int32 are the segments' ends after a 0,
+        `position_embeddings` cosines and sines, `[rows, head]` each."""
+        qkv = by_rows(self._rotated, hidden_states, *position_embeddings)
+        out = attend(qkv, cu_seqlens, self._scale)
+        return self.proj(out.flatten(1))  # type: ignore[no-any-return]
+
+    def _rotated(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """`[rows, 3, heads, head]`, queries and keys rotated by their positions."""
+        qkv = self.qkv.block(hidden).view(len(hidden), 3, -1, self.head_dim)
+        # As transformers does, in float32 whatever the dtype; for float32 this is the tensor itself.
+        both = qkv[:, :2].float()
+        rotate_(both, cos[:, None, None].float(), sin[:, None, None].float())
+        if both.dtype is not qkv.dtype:
+            qkv[:, :2] = both
+        return qkv
+
+
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """`x * cos + rotate_half(x) * sin` in place, where `rotate_half` of (a, b) is (-b, a)."""
+    half = x.shape[-1] // 2
+    a, b = x[..., :half], x[..., half:]
+    # No addcmul: its fused steps round otherwise than transformers' do.
+    from_a, from_b = a * sin[..., half:], b * sin[..., :half]
+    a.mul_(cos[..., :half]).sub_(from_b)
+    b.mul_(cos[..., half:]).add_(from_a)
+
+
+def attend(qkv: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
+    """Attention within each segment. `qkv` `[rows, 3, heads, head]`; gives `[rows, heads, head]`.
+
+    Neighbours of equal length go in one call, without a mask, which torch has a flash attention for.
+    """
+    parts = []
+    for run in runs(qkv, cu_seqlens.diff().tolist()):
+        query, key, value = run.permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(query, key, value, scale=scale)
+        parts.append(out.transpose(1, 2).flatten(0, 1))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def runs(qkv: Tensor, lengths: Sequence[int]) -> Iterator[Tensor]:
+    """Views `[segments, length, ...]` of `qkv`: neighbours of equal length, as most windows are, as one."""
+    start = 0
+    for length, equal in groupby(lengths):
+        stop = start + length * sum(1 for _ in equal)
+        yield qkv[start:stop].view(-1, length, *qkv.shape[1:])
+        start = stop
