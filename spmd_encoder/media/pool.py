@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from spmd_encoder.api.processes import StartedProcess
 from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.media.refusals import KEPT_S, Refusals
 from spmd_encoder.wire.messages import FromPreparer, Prepare, PreparedItem, PrepareFailed, PreparerReady
 from spmd_encoder.wire.streams import FrameSocket
 
@@ -60,6 +62,7 @@ class PreparerPool:
         self._idle: asyncio.Queue[_Slot] = asyncio.Queue()
         self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="preparers")
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._refusals = Refusals()
         self._closed = False
         for slot in self._slots:
             self._keep(self._refill(slot))
@@ -70,10 +73,11 @@ class PreparerPool:
 
     async def run(self, request: Prepare, media: bytes | memoryview) -> Prepared:
         """Have one item prepared. Raises EncoderError: what the process says, or MEDIA_CORRUPT where the item killed
-        two processes or took longer than the timeout.
+        two processes or took longer than the timeout; equal items are then refused at once for `KEPT_S`.
 
         Cancelling it gives up the answer; the process is used again when it is done with the item.
         """
+        self._check(request)
         slot = await self._idle.get()
         return await asyncio.shield(self._keep(self._prepare(slot, request, media)))
 
@@ -96,6 +100,7 @@ class PreparerPool:
 
     async def _prepare(self, slot: _Slot, request: Prepare, media: bytes | memoryview) -> Prepared:
         try:
+            self._check(request)  # an equal item may have failed while this one waited
             for _ in range(TRIES):
                 if slot.process is None:
                     await self._fill(slot)
@@ -104,9 +109,7 @@ class PreparerPool:
                 except ConnectionError:
                     await self._lose(slot)
                     log.warning("a decoder died while it prepared item %s", request.digest)
-            raise EncoderError(
-                ErrorCode.MEDIA_CORRUPT, f"{TRIES} decoder processes died of this item; it is not tried again"
-            )
+            raise self._refused(request, f"{TRIES} decoder processes died of this item")
         finally:
             if not self._closed:
                 self._keep(self._refill(slot))
@@ -120,8 +123,8 @@ class PreparerPool:
             process.kill()  # which also ends the exchange
             await asyncio.wait({exchange})
             await self._lose(slot)
-            raise EncoderError(
-                ErrorCode.MEDIA_CORRUPT,
+            raise self._refused(
+                request,
                 f"the item was not decoded and preprocessed within {self._timeout_s:g} s (--preprocess-timeout-s)",
             )
         match exchange.result():
@@ -131,6 +134,15 @@ class PreparerPool:
                 return Prepared(item, buffers)
             case PreparerReady(), _:
                 raise EncoderError(ErrorCode.INTERNAL, "the decoder process said that it is ready, twice")
+
+    def _check(self, request: Prepare) -> None:
+        if (reason := self._refusals.reason(request.digest, time.monotonic())) is not None:
+            raise EncoderError(ErrorCode.MEDIA_CORRUPT, reason)
+
+    def _refused(self, request: Prepare, why: str) -> EncoderError:
+        reason = f"{why}; equal items are refused for {KEPT_S / 60:g} minutes"
+        self._refusals.add(request.digest, reason, time.monotonic())
+        return EncoderError(ErrorCode.MEDIA_CORRUPT, reason)
 
     async def _lose(self, slot: _Slot) -> None:
         process, slot.process = slot.process, None

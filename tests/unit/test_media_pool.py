@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import socket
@@ -84,7 +85,8 @@ async def pool_of(
 
 async def ask(pool: PreparerPool, media: bytes) -> bytes:
     prepared: Prepared = await pool.run(
-        Prepare(digest="sha256:0", modality=Modality.IMAGE, media_bytes=len(media)), media
+        Prepare(digest=f"sha256:{hashlib.sha256(media).hexdigest()}", modality=Modality.IMAGE, media_bytes=len(media)),
+        media,
     )
     assert prepared.item.num_tokens == len(media)
     return bytes(prepared.buffers[0])
@@ -120,15 +122,20 @@ async def test_answers_refusals_and_large_items() -> None:
     assert all(is_gone(pid) for pid in pids)
 
 
-async def test_what_kills_its_decoder_fails_alone_and_is_tried_twice() -> None:
-    starts = 0
+class Starts:
+    """Starts processes, and counts them."""
 
-    async def counted() -> Child:
-        nonlocal starts
-        starts += 1
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def __call__(self) -> Child:
+        self.count += 1
         return await start()
 
-    async with pool_of(2, starter=counted) as pool:
+
+async def test_what_kills_its_decoder_fails_alone_and_is_tried_twice() -> None:
+    starts = Starts()
+    async with pool_of(2, starter=starts) as pool:
         outcomes = await asyncio.gather(
             *(ask(pool, media) for media in (b"one", b"die", b"two", b"three")), return_exceptions=True
         )
@@ -138,8 +145,26 @@ async def test_what_kills_its_decoder_fails_alone_and_is_tried_twice() -> None:
         assert error.code is ErrorCode.MEDIA_CORRUPT
         assert "2 decoder processes died" in error.message
         await settled(pool, 2)
-        assert starts == 4
+        assert starts.count == 4
         assert await ask(pool, b"abc") == b"cba"
+
+
+async def test_what_cost_a_decoder_is_refused_at_once_the_next_time() -> None:
+    starts = Starts()
+    async with pool_of(1, timeout_s=2.0, starter=starts) as pool:
+        await settled(pool, 1)
+        for media, deaths in ((b"die", 2), (b"hang", 1)):
+            before = starts.count
+            # All but the first wait for the only decoder while it is at the first.
+            first, *others = await asyncio.gather(*(error_of(pool, media) for _ in range(3)))
+            await settled(pool, 1)
+            again = await error_of(pool, media)
+            assert {error.message for error in (*others, again)} == {first.message}
+            assert first.code is again.code is ErrorCode.MEDIA_CORRUPT
+            assert "10 minutes" in first.message
+            assert starts.count - before == deaths
+        assert await ask(pool, b"abc") == b"cba"
+        assert (await error_of(pool, b"bad")).message == (await error_of(pool, b"bad")).message == "no picture"
 
 
 async def test_a_decoder_killed_from_outside_costs_nobody_anything() -> None:
