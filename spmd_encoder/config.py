@@ -170,6 +170,12 @@ class ObservabilityConfig:
     metrics_names: str = flag(
         "own", "sglang adds what is measured under the names that SGLang's encoder has", choices=("own", "sglang")
     )
+    profile_dir: str | None = flag(
+        None,
+        "folder for the traces of `/start_profile`, which may name another one inside it; without it each profile goes "
+        "to a new temporary folder",
+        fallback="SGLANG_TORCH_PROFILER_DIR",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,7 +121,7 @@ VARIABLES: tuple[Foreign, ...] = (
     Foreign("SGLANG_ENCODER_MM_LOAD_WORKERS", _ACCEPTED, "see --preparers, which counts processes"),
     Foreign("SGLANG_ENCODER_IMAGE_PROCESSOR_USE_GPU", _ACCEPTED, "pictures are prepared on CPUs"),
     Foreign("SGLANG_VLM_CACHE_SIZE_MB", _ACCEPTED, "see --cache-bytes, of each replica"),
-    Foreign("SGLANG_TORCH_PROFILER_DIR", _ACCEPTED, "nothing is profiled by it"),
+    Foreign("SGLANG_TORCH_PROFILER_DIR", _SAME, "where --profile-dir is not given"),
     Foreign("REQUEST_TIMEOUT", _ACCEPTED, "see --media-fetch-timeout-s"),
 )
 

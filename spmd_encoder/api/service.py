@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from spmd_encoder.api.profiling import ProfileOptions, ProfileOutcome
 from spmd_encoder.api.types import EncodeRequest, ItemOutcome, ModelInfo, ReadyState
 
 
@@ -41,4 +42,15 @@ class EncoderService(Protocol):
 
     def metrics_text(self) -> bytes:
         """Prometheus text exposition of everything that the runtime measures."""
+        ...
+
+    async def profile_start(self, options: ProfileOptions) -> Sequence[ProfileOutcome]:
+        """Have every rank's profiler record; one outcome per rank of the world, in order.
+
+        A rank that fails is an outcome with a `code`, and the others record. Raises `EncoderError` NOT_READY, DRAINING.
+        """
+        ...
+
+    async def profile_stop(self) -> Sequence[ProfileOutcome]:
+        """End what `profile_start` began, and wait until the traces are written; one outcome per rank, in order."""
         ...

@@ -7,14 +7,13 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, assert_never
 
-from spmd_encoder import __version__
 from spmd_encoder.api.cost import CostTable
+from spmd_encoder.api.profiling import ProfileOptions, ProfileOutcome
 from spmd_encoder.api.stillness import Stillness
 from spmd_encoder.api.types import (
     EncodeRequest,
@@ -27,6 +26,7 @@ from spmd_encoder.api.types import (
 )
 from spmd_encoder.config import Config
 from spmd_encoder.dispatcher.commands import Command, Deliver, Fail, NewJob, Send, Withdraw
+from spmd_encoder.dispatcher.describe import describe_software, describe_world
 from spmd_encoder.dispatcher.directory import Directory
 from spmd_encoder.dispatcher.fleet import Fleet
 from spmd_encoder.dispatcher.inflight import InflightBytes, Jobs
@@ -34,6 +34,7 @@ from spmd_encoder.dispatcher.ledger import Ledger
 from spmd_encoder.dispatcher.metrics import DispatcherMetrics
 from spmd_encoder.dispatcher.pace import Pace
 from spmd_encoder.dispatcher.probe import probe_item
+from spmd_encoder.dispatcher.profiling import ProfileCalls
 from spmd_encoder.dispatcher.replica import (
     Effect,
     EndWorld,
@@ -48,13 +49,12 @@ from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.wire.messages import (
     Cancel,
     Completed,
-    Encode,
     Failed,
     FromKeeper,
     FromScheduler,
     Heartbeat,
     Hello,
-    Job,
+    Profiled,
     Reform,
     Stop,
 )
@@ -86,6 +86,7 @@ class DPDispatcher:
         )
         self._jobs = Jobs()
         self._bytes = InflightBytes(limits.max_inflight_bytes)
+        self._profiles = ProfileCalls(layout, fleet, limits.request_timeout_s)
         self._ids = itertools.count(1)
         self._pace = Pace()
         self._model: ModelInfo | None = None
@@ -133,6 +134,13 @@ class DPDispatcher:
         with self._bytes.reserve(num_bytes):
             yield
 
+    async def profile_start(self, options: ProfileOptions) -> Sequence[ProfileOutcome]:
+        self._check_open()
+        return await self._profiles.call(options)
+
+    async def profile_stop(self) -> Sequence[ProfileOutcome]:
+        return await self._profiles.call(None)
+
     def ready_state(self) -> ReadyState:
         ready = self._fleet.count(ReplicaState.READY)
         return ReadyState(
@@ -147,21 +155,14 @@ class DPDispatcher:
         return self._model
 
     def info(self) -> Mapping[str, Any]:
-        state = self.ready_state()
         return {
-            "version": __version__,
-            "versions": {"python": platform.python_version(), **self._fleet.versions},
-            "layout": {
-                "world_size": self._layout.world_size,
-                "dp_size": self._layout.dp_size,
-                "tp_size": self._layout.tp_size,
-            },
-            "ready": asdict(state),
+            **describe_software(self._fleet.versions),
+            **describe_world(self._config, self._layout),
+            "ready": asdict(self.ready_state()),
             "model": asdict(self._model) if self._model else None,
             "cost": asdict(self._cost),
             "replicas": self._fleet.describe(self._ledger.load),
             "processes": [asdict(process) for process in self._fleet.processes()],
-            "config": {key: value for key, value in self._config.flat().items() if key != "faults"},
         }
 
     def metrics_text(self) -> bytes:
@@ -263,27 +264,8 @@ class DPDispatcher:
                     assert_never(command)
 
     def _send(self, send: Send) -> None:
-        now = time.monotonic()
-        jobs, frames = [], []
-        for work_id, job_id, deadline, alone in zip(
-            send.work_ids, send.job_ids, send.deadlines, send.alone, strict=True
-        ):
-            entry = self._jobs.entry(job_id)
-            jobs.append(
-                Job(
-                    job_id=work_id,
-                    request_id=entry.request.request_id,
-                    modality=entry.item.modality,
-                    output=entry.output,
-                    digest=entry.item.digest,
-                    cost_tokens=self._cost.image_tokens(entry.item.width, entry.item.height),
-                    budget_s=max(0.0, deadline - now),
-                    alone=alone,
-                    probe=entry.request.probe,
-                )
-            )
-            frames.append(entry.item.data)
-        self._fleet.send(send.replica, Encode(jobs=tuple(jobs)), frames)
+        message, media = self._jobs.to_send(send, self._cost, time.monotonic())
+        self._fleet.send(send.replica, message, media)
 
     # -- what replicas say
 
@@ -317,6 +299,8 @@ class DPDispatcher:
                 self._fleet.heard(replica)
                 self.metrics.replica_stats(replica, self._fleet.epoch(replica), message.stats)
                 self._ledger.evicted(replica, message.evicted)
+            case Profiled():
+                self._profiles.answered(replica, message)
             case _:
                 assert_never(message)
 
@@ -374,6 +358,7 @@ class DPDispatcher:
             self._apply(self._ledger.tick(now))
             for replica, effects in self._fleet.check(now):
                 self._effects(replica, effects)
+            self._profiles.check()
             for replica in self._fleet.idle_too_long(now, self._config.lifecycle.probe_interval_s):
                 if not self._draining and not self._ledger.load(replica).outstanding_items:
                     self._probe(replica)

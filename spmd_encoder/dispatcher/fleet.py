@@ -197,6 +197,9 @@ class Fleet:
     def count(self, state: ReplicaState) -> int:
         return sum(replica.state is state for replica in self._replicas)
 
+    def is_ready(self, replica: int) -> bool:
+        return self._replicas[replica].state is ReplicaState.READY
+
     def state_counts(self) -> Counter[str]:
         return Counter(str(replica.shown_state) for replica in self._replicas)
 

@@ -7,9 +7,11 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from spmd_encoder.api.cost import CostTable
 from spmd_encoder.api.types import Embedding, EncodeRequest, ItemOutcome, MediaItem, OutputKind
+from spmd_encoder.dispatcher.commands import Send
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.wire.messages import Completed
+from spmd_encoder.wire.messages import Completed, Encode, Job
 
 
 @dataclass
@@ -29,15 +31,35 @@ class Jobs:
     def open(self, job_id: int, request: EncodeRequest, item: MediaItem, output: OutputKind | None) -> None:
         self._entries[job_id] = Entry(request, item, output, asyncio.get_running_loop().create_future())
 
-    def entry(self, job_id: int) -> Entry:
-        return self._entries[job_id]
-
     def future(self, job_id: int) -> asyncio.Future[ItemOutcome]:
         return self._entries[job_id].outcome
 
     def is_resolved(self, job_id: int) -> bool:
         outcome = self._entries[job_id].outcome
         return outcome.done() and not outcome.cancelled()
+
+    def to_send(self, send: Send, cost: CostTable, now: float) -> tuple[Encode, list[bytes]]:
+        """The message of a `Send` command, and its media frames."""
+        jobs, frames = [], []
+        for work_id, job_id, deadline, alone in zip(
+            send.work_ids, send.job_ids, send.deadlines, send.alone, strict=True
+        ):
+            entry = self._entries[job_id]
+            jobs.append(
+                Job(
+                    job_id=work_id,
+                    request_id=entry.request.request_id,
+                    modality=entry.item.modality,
+                    output=entry.output,
+                    digest=entry.item.digest,
+                    cost_tokens=cost.image_tokens(entry.item.width, entry.item.height),
+                    budget_s=max(0.0, deadline - now),
+                    alone=alone,
+                    probe=entry.request.probe,
+                )
+            )
+            frames.append(entry.item.data)
+        return Encode(jobs=tuple(jobs)), frames
 
     def close(self, job_id: int) -> None:
         entry = self._entries.pop(job_id, None)

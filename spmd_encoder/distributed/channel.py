@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spmd_encoder.wire.codec import WireError
-from spmd_encoder.wire.messages import FollowerHello, Order
+from spmd_encoder.wire.orders import FollowerHello, FromFollower, Order, ProfileDone
 from spmd_encoder.wire.sockets import Context, DealerSocket, RouterSocket
 
 
@@ -19,10 +19,9 @@ class LeaderChannel:
     """Bound by TP-rank 0. `orders` must be sent in number order from the loop thread."""
 
     def __init__(self, context: Context, followers: set[int], token: str, *, path: Path | None, host: str) -> None:
-        self._socket: RouterSocket[FollowerHello] = RouterSocket(
-            context, FollowerHello, secret=token, path=path, host=host
-        )
-        self._followers = followers
+        union: Any = FromFollower
+        self._socket: RouterSocket[FromFollower] = RouterSocket(context, union, secret=token, path=path, host=host)
+        self.followers = frozenset(followers)
         self._names: dict[int, bytes] = {}
 
     @property
@@ -33,10 +32,10 @@ class LeaderChannel:
         """Until every follower has said hello. Raises TimeoutError naming those that have not."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self._names.keys() != self._followers:
+                while self._names.keys() != self.followers:
                     await self._admit()
         except TimeoutError:
-            missing = sorted(self._followers - self._names.keys())
+            missing = sorted(self.followers - self._names.keys())
             raise TimeoutError(f"TP ranks {missing} did not join their leader within {timeout_s:.0f} s") from None
 
     async def _admit(self) -> None:
@@ -44,8 +43,19 @@ class LeaderChannel:
             peer, hello, _ = await self._socket.receive()
         except WireError:
             return
-        if hello.tp_rank in self._followers:
+        if isinstance(hello, FollowerHello) and hello.tp_rank in self.followers:
             self._names[hello.tp_rank] = peer
+
+    async def receive(self) -> tuple[int, ProfileDone]:
+        """A follower's TP rank and its next answer. Whatever else comes is dropped."""
+        while True:
+            try:
+                peer, answer, _ = await self._socket.receive()
+            except WireError:
+                continue
+            for tp_rank, name in self._names.items():
+                if name == peer and isinstance(answer, ProfileDone):
+                    return tp_rank, answer
 
     def send(self, order: Order) -> None:
         for name in self._names.values():
@@ -56,7 +66,7 @@ class LeaderChannel:
 
 
 class FollowerChannel:
-    """A follower's end: yields orders in number order."""
+    """A follower's end: yields orders in number order, and takes answers back."""
 
     def __init__(self, context: Context, *, address: str, tp_rank: int, token: str) -> None:
         union: Any = Order
@@ -73,6 +83,9 @@ class FollowerChannel:
             raise WireError(f"order {order.order} came where {self._next} was due")
         self._next += 1
         return order
+
+    def send(self, answer: ProfileDone) -> None:
+        self._socket.send(answer)
 
     def close(self) -> None:
         self._socket.close()

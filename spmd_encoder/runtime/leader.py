@@ -9,7 +9,7 @@ from typing import assert_never
 from spmd_encoder.media.pool import PreparerPool
 from spmd_encoder.scheduler.scheduler import EncoderScheduler
 from spmd_encoder.wire.codec import WireError
-from spmd_encoder.wire.messages import Cancel, Encode, Hello, ToScheduler
+from spmd_encoder.wire.messages import Cancel, Encode, Hello, Profile, Profiled, ToScheduler
 from spmd_encoder.wire.sockets import DealerSocket
 from spmd_encoder.worker.worker import LeaderWorker
 
@@ -44,14 +44,15 @@ class LeaderLoop:
         self._dealer.send(self._hello)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._scheduler.run())
-            group.create_task(self._receive())
+            group.create_task(self._receive(group))
             group.create_task(self._heartbeat())
+            group.create_task(self._worker.listen())
 
     def stop(self) -> None:
         self._scheduler.stop()
         self._worker.stop()
 
-    async def _receive(self) -> None:
+    async def _receive(self, group: asyncio.TaskGroup) -> None:
         while True:
             try:
                 message, frames = await self._dealer.receive()
@@ -63,8 +64,15 @@ class LeaderLoop:
                     self._scheduler.submit(message.jobs, frames)
                 case Cancel():
                     self._scheduler.cancel(message.job_ids)
+                case Profile():
+                    group.create_task(self._profile(message))
                 case _:
                     assert_never(message)
+
+    async def _profile(self, message: Profile) -> None:
+        """Beside the scheduler: it waits for the batch that runs, and for no other."""
+        outcomes = await self._worker.profile(message.start)
+        self._dealer.send(Profiled(call_id=message.call_id, outcomes=tuple(outcomes)))
 
     async def _heartbeat(self) -> None:
         while True:

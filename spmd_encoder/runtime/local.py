@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from spmd_encoder.api.processes import ProcessStarter
+from spmd_encoder.api.profiling import ProfileOutcome
 from spmd_encoder.api.types import ModelInfo
 from spmd_encoder.config import Config
 from spmd_encoder.distributed.channel import FollowerChannel, LeaderChannel
@@ -37,6 +38,7 @@ from spmd_encoder.worker.compute import ComputeThread
 from spmd_encoder.worker.device import default_preparers, pick_device, set_thread_count
 from spmd_encoder.worker.encoder import MMEncoder
 from spmd_encoder.worker.faults import Faults
+from spmd_encoder.worker.profiling import Profiler
 from spmd_encoder.worker.worker import FollowerWorker, LeaderWorker
 
 log = logging.getLogger(__name__)
@@ -145,7 +147,7 @@ async def _build_leader(place: _Place) -> RankLoop:
     started = time.monotonic()
     encoder = await place.compute.submit(lambda: _load(place, orders_address=channel.address))
     await channel.wait_for_followers(config.lifecycle.collective_timeout_s)
-    worker = LeaderWorker(encoder, place.compute, channel)
+    worker = LeaderWorker(encoder, place.compute, channel, _profiler(place, encoder))
     engine = TowerEngine(encoder.adapter, worker, pool, faults)
     name = f"replica{place.replica}-epoch{spec.epoch}-{spec.keeper_id}".encode()
     dealer: DealerSocket[ToScheduler] = DealerSocket(
@@ -178,7 +180,7 @@ async def _build_follower(place: _Place) -> RankLoop:
     address = await place.compute.submit(lambda: _scope(place).get("orders"))
     channel = FollowerChannel(place.context, address=address, tp_rank=place.tp_rank, token=place.world.token)
     place.stack.callback(channel.close)
-    return FollowerLoop(FollowerWorker(encoder, place.compute, channel))
+    return FollowerLoop(FollowerWorker(encoder, place.compute, channel, _profiler(place, encoder)))
 
 
 class FollowerLoop:
@@ -228,6 +230,11 @@ def _open_channel(place: _Place) -> LeaderChannel:
             path.unlink()
     followers = {place.layout.coordinates(rank)[1] for rank in place.layout.followers_of(place.replica)}
     return LeaderChannel(place.context, followers, place.world.token, path=path, host=spec.host)
+
+
+def _profiler(place: _Place, encoder: MMEncoder) -> Profiler:
+    who = ProfileOutcome(rank=place.spec.rank, dp_rank=place.replica, tp_rank=place.tp_rank)
+    return Profiler(who, encoder.device, place.config.observability.profile_dir)
 
 
 def _scope(place: _Place) -> TorchStore:

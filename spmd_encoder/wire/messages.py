@@ -1,4 +1,4 @@
-"""Every message between our own processes, as typed structs: one union per direction.
+"""Every message between our own processes, as typed structs: one union per direction (within a replica: `wire.orders`).
 
 A message travels as one header frame (msgpack of the struct, see `wire.codec`) and, where it says so, raw
 frames after it: media bytes of `Encode`, one tensor of `Completed`. Nothing is ever pickled.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from spmd_encoder.api.cost import CostTable
+from spmd_encoder.api.profiling import ProfileOptions, ProfileOutcome
 from spmd_encoder.api.types import Modality, ModelInfo, OutputKind, ProcessInfo, StageTimes
 from spmd_encoder.errors import ErrorCode
 
@@ -51,7 +52,14 @@ class Cancel(Message, frozen=True):
     job_ids: tuple[int, ...]
 
 
-ToScheduler = Encode | Cancel
+class Profile(Message, frozen=True):
+    """Start the profilers of the replica's ranks, or, with `start` None, stop them. It has no part in the load."""
+
+    call_id: int
+    start: ProfileOptions | None
+
+
+ToScheduler = Encode | Cancel | Profile
 
 
 # scheduler -> dispatcher
@@ -118,7 +126,14 @@ class Heartbeat(Message, frozen=True):
     evicted: tuple[tuple[str, str], ...] = ()
 
 
-FromScheduler = Hello | Completed | Failed | Heartbeat
+class Profiled(Message, frozen=True):
+    """One outcome per rank of the replica, by TP rank."""
+
+    call_id: int
+    outcomes: tuple[ProfileOutcome, ...]
+
+
+FromScheduler = Hello | Completed | Failed | Heartbeat | Profiled
 
 
 # dispatcher -> keeper (a stream connection)
@@ -197,31 +212,10 @@ class NurseryStarted(Message, frozen=True):
 FromKeeper = KeeperHello | WorkerStarted | WorkerExited | Progress | NurseryStarted
 
 
-# leader -> followers (ZMQ, one ROUTER to one DEALER per follower)
-
-
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
-
-
-class RunBatch(Message, frozen=True):
-    """Take these tensors from the leader by broadcast, in this order, and run the forward on them."""
-
-    order: int
-    tensors: tuple[TensorSpec, ...]
-
-
-class StopFollower(Message, frozen=True):
-    order: int
-
-
-Order = RunBatch | StopFollower
-
-
-class FollowerHello(Message, frozen=True):
-    tp_rank: int
 
 
 # keeper -> its child (the first frame on their socket pair)

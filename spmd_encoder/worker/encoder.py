@@ -26,7 +26,7 @@ class MMEncoder:
     def __init__(self, adapter: FamilyAdapter, group: dist.ProcessGroup, device: torch.device) -> None:
         self.adapter = adapter
         self._group = group
-        self._device = device
+        self.device = device
 
     def run(self, specs: Sequence[TensorSpec], tensors: Mapping[str, Tensor] | None) -> ForwardResult:
         """Take the batch from the leader (who passes `tensors`; the others None) and run the forward.
@@ -38,9 +38,9 @@ class MMEncoder:
             batch: dict[str, Tensor] = {}
             for spec in specs:
                 if tensors is not None:
-                    tensor = tensors[spec.name].to(self._device)
+                    tensor = tensors[spec.name].to(self.device)
                 else:
-                    tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=self._device)
+                    tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=self.device)
                 dist.broadcast(tensor, group=self._group, group_src=0)
                 batch[spec.name] = tensor
             outputs = [

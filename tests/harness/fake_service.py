@@ -12,6 +12,7 @@ from typing import Any
 
 from PIL import Image
 
+from spmd_encoder.api.profiling import ProfileOptions, ProfileOutcome
 from spmd_encoder.api.types import (
     Embedding,
     EncodeRequest,
@@ -62,6 +63,7 @@ class FakeService:
 
     `refusal` is raised for every request. `answer` makes one item's outcome. While `gate` is not set, `encode`
     waits. `seen` holds the requests that arrived, `cancelled` the ids of those that were cancelled while waiting.
+    `profiled` holds what profilers were asked, None for a stop; `profile_outcomes` is the answer.
     """
 
     def __init__(self, *, max_inflight_bytes: int = 2**40) -> None:
@@ -77,6 +79,10 @@ class FakeService:
         self.peak_reserved = 0
         self.state = READY
         self.model: ModelInfo | None = MODEL
+        self.profiled: list[ProfileOptions | None] = []
+        self.profile_outcomes = [
+            ProfileOutcome(rank=rank, dp_rank=rank, tp_rank=0, path=f"/t/{rank}") for rank in (0, 1)
+        ]
         self.metrics = b"# HELP fake_up Whether the fake is up\n# TYPE fake_up gauge\nfake_up 1.0\n"
 
     async def encode(self, request: EncodeRequest) -> Sequence[ItemOutcome]:
@@ -118,6 +124,18 @@ class FakeService:
 
     def metrics_text(self) -> bytes:
         return self.metrics
+
+    async def profile_start(self, options: ProfileOptions) -> Sequence[ProfileOutcome]:
+        return self._profile(options)
+
+    async def profile_stop(self) -> Sequence[ProfileOutcome]:
+        return self._profile(None)
+
+    def _profile(self, start: ProfileOptions | None) -> Sequence[ProfileOutcome]:
+        self.profiled.append(start)
+        if self.refusal is not None:
+            raise self.refusal
+        return self.profile_outcomes
 
 
 def failing(error: EncoderError, *, width: int, replica: int | None = 1) -> Callable[[MediaItem], ItemOutcome]:

@@ -14,10 +14,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spmd_encoder.wire import messages
+from spmd_encoder.wire import messages, orders
 from spmd_encoder.wire.codec import Codec, WireError
-from spmd_encoder.wire.messages import Cancel, FollowerHello, Message, StoreSpec
+from spmd_encoder.wire.messages import Cancel, Message, StoreSpec
+from spmd_encoder.wire.orders import FollowerHello
 
+DIRECTIONS: dict[str, Any] = {**vars(messages), **vars(orders)}
 UNIONS: dict[str, tuple[Any, ...]] = {
     name: typing.get_args(union) or (union,)
     for name in (
@@ -29,9 +31,11 @@ UNIONS: dict[str, tuple[Any, ...]] = {
         "ChildSpec",
         "FromWorker",
         "ToWorker",
-        "FollowerHello",
+        "FromFollower",
+        "Prepare",
+        "FromPreparer",
     )
-    for union in [getattr(messages, name)]
+    for union in [DIRECTIONS[name]]
 }
 EVERY = [(name, kind) for name, kinds in UNIONS.items() for kind in kinds]
 integers = st.integers(-(2**63), 2**64 - 1)
@@ -62,7 +66,7 @@ def test_the_table_of_unions_is_whole() -> None:
     listed = {kind for _, kind in EVERY}
     defined = {
         value
-        for value in vars(messages).values()
+        for value in DIRECTIONS.values()
         if isinstance(value, type) and issubclass(value, Message) and value is not Message
     }
     assert listed == defined
@@ -73,13 +77,13 @@ def test_the_table_of_unions_is_whole() -> None:
 @given(data=st.data())
 def test_every_message_survives_and_only_in_its_direction(union: str, kind: Any, data: st.DataObject) -> None:
     message = data.draw(strategy(kind))
-    frame = Codec[Any](getattr(messages, union)).encode(message)
-    assert Codec[Any](getattr(messages, union)).decode(frame) == message
-    assert Codec[Any](getattr(messages, union)).decode(memoryview(bytearray(frame))) == message
+    frame = Codec[Any](DIRECTIONS[union]).encode(message)
+    assert Codec[Any](DIRECTIONS[union]).decode(frame) == message
+    assert Codec[Any](DIRECTIONS[union]).decode(memoryview(bytearray(frame))) == message
     for other, kinds in UNIONS.items():
         if kind not in kinds:
             with pytest.raises(WireError):
-                Codec[Any](getattr(messages, other)).decode(frame)
+                Codec[Any](DIRECTIONS[other]).decode(frame)
 
 
 DEEP = b"\x82\xa1x" + b"\x91" * 20_000 + b"\x90" + b"\xa4type\xa6Cancel"
@@ -92,14 +96,14 @@ DEEP = b"\x82\xa1x" + b"\x91" * 20_000 + b"\x90" + b"\xa4type\xa6Cancel"
 @example(union="ToScheduler", frame=b"\xdd\xff\xff\xff\xff")
 def test_noise_raises_only_wire_error(union: str, frame: bytes) -> None:
     with pytest.raises(WireError):
-        Codec[Any](getattr(messages, union)).decode(frame)
+        Codec[Any](DIRECTIONS[union]).decode(frame)
 
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_a_damaged_message_is_a_message_or_a_wire_error(data: st.DataObject) -> None:
     union, kind = data.draw(st.sampled_from(EVERY))
-    codec = Codec[Any](getattr(messages, union))
+    codec = Codec[Any](DIRECTIONS[union])
     frame = bytearray(codec.encode(data.draw(strategy(kind))))
     for _ in range(data.draw(st.integers(1, 3))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))

@@ -12,7 +12,7 @@ import zmq
 
 from spmd_encoder.distributed.channel import FollowerChannel, LeaderChannel
 from spmd_encoder.wire.codec import WireError
-from spmd_encoder.wire.messages import RunBatch, StopFollower
+from spmd_encoder.wire.orders import RunBatch, StopFollower
 from spmd_encoder.wire.sockets import Context, new_context
 
 SECRET = "open sesame"

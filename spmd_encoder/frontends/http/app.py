@@ -22,6 +22,7 @@ from spmd_encoder.frontends.http.encode import encode_routes
 from spmd_encoder.frontends.http.envelope import Envelope
 from spmd_encoder.frontends.http.errors import HttpError, error_response, plain_error
 from spmd_encoder.frontends.http.metrics import HttpMetrics
+from spmd_encoder.frontends.http.profile import profile_routes
 from spmd_encoder.frontends.http.sglang import sglang_routes
 from spmd_encoder.frontends.http.status import status_routes
 from spmd_encoder.frontends.remote import Fetcher
@@ -76,6 +77,7 @@ def create_app(
     app.include_router(encode_routes(backend))
     app.include_router(embeddings_routes(backend))
     app.include_router(sglang_routes(backend, dialect))
+    app.include_router(profile_routes(backend))
     app.include_router(status_routes(service, metrics, config))
     app.add_middleware(Envelope, metrics=metrics)
     app.add_exception_handler(EncoderError, _on_encoder_error)
