@@ -72,7 +72,7 @@ def worker_falls(world: World, pictures: list[bytes], expected: Expected, rank: 
     other = str(1 - replica)
     answered = [a for a in load.answers if a.replica == other and fell <= a.ended <= back]
     assert answered or back - fell < 0.5, "the other replica must go on answering"
-    assert epochs(world) == after, "the other replica must not be touched, this one once"
+    assert epochs(world) == after, f"the other replica must not be touched, this one once:\n{world.log()[-4000:]}"
 
 
 def poison_is_sent(world: World, pictures: list[bytes], expected: Expected, poison: bytes) -> None:
