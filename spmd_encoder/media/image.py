@@ -25,6 +25,7 @@ from PIL import (
 
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.base import Buffer, Header
+from spmd_encoder.media.header import HeaderError, HeaderTooLongError, check_avif, read_size
 from spmd_encoder.media.jpeg import check_scans
 from spmd_encoder.media.pixels import Background, bare, normalise_transparency, orientation, to_rgb, upright
 
@@ -55,8 +56,21 @@ def probe(data: Buffer, max_pixels: int | None = None) -> Header:
 
     Raises `EncoderError`: MEDIA_UNSUPPORTED, MEDIA_CORRUPT, or TOO_LARGE above `max_pixels` (width times height).
     """
-    with _open(data, max_pixels) as image:
-        return Header(image.format or "", image.width, image.height)
+    name = _claimed(data)
+    try:
+        if name == "AVIF":
+            check_avif(bytes(data))
+            with _open(data, max_pixels) as image:
+                return Header(name, image.width, image.height)
+        size = read_size(name, bytes(data))
+    except HeaderTooLongError:
+        raise EncoderError(
+            ErrorCode.MEDIA_CORRUPT, f"the header of the {name} picture is longer than that of any real one"
+        ) from None
+    except HeaderError as error:
+        raise _undecodable(name, error) from None
+    _check_size(*size, max_pixels)
+    return Header(name, *size)
 
 
 def decode(data: Buffer, max_pixels: int | None = None, background: Background = "white") -> Image.Image:
@@ -103,7 +117,8 @@ def sniff(data: Buffer) -> str | None:
     return None
 
 
-def _open(data: Buffer, max_pixels: int | None) -> Image.Image:
+def _claimed(data: Buffer) -> str:
+    """`sniff`, but raises `EncoderError` MEDIA_CORRUPT or MEDIA_UNSUPPORTED where it is none."""
     if not data:
         raise EncoderError(ErrorCode.MEDIA_CORRUPT, "the picture has no bytes")
     claimed = sniff(data)
@@ -112,6 +127,11 @@ def _open(data: Buffer, max_pixels: int | None) -> Image.Image:
             ErrorCode.MEDIA_UNSUPPORTED,
             f"{_foreign_kind(data)}; the formats decoded here are {', '.join(FORMATS)}",
         )
+    return claimed
+
+
+def _open(data: Buffer, max_pixels: int | None) -> Image.Image:
+    claimed = _claimed(data)
     try:
         image = Image.open(io.BytesIO(data), formats=(claimed,))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):

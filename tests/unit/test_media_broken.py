@@ -89,11 +89,11 @@ def test_pixel_limit_comes_from_the_header() -> None:
 def test_pillows_own_limits_are_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     data = save(sample())
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    assert "--max-image-pixels" in refused(lambda: probe(data, 10**9), ErrorCode.TOO_LARGE).message
+    assert "--max-image-pixels" in refused(lambda: decode(data, 10**9), ErrorCode.TOO_LARGE).message
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 300)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        refused(lambda: probe(data, 10**9), ErrorCode.TOO_LARGE)
+        refused(lambda: decode(data, 10**9), ErrorCode.TOO_LARGE)
 
 
 def test_headers_without_a_picture() -> None:
