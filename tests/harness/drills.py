@@ -35,7 +35,9 @@ def drill_world(folder: Path, faults: Mapping[bytes, str], worker_start: str) ->
     text = ",".join(f"{action}@sha256:{hashlib.sha256(picture).hexdigest()}" for picture, action in faults.items())
     flags = (
         *("--model-path", str(folder), "--tp-size", "2", "--worker-start", worker_start),
-        *("--stall-timeout-s", "4", "--batch-timeout-s", "6", "--preprocess-timeout-s", "3"),
+        # Spawned workers import for seconds, and keep the cores from those that run.
+        *("--stall-timeout-s", "4" if worker_start == "fork" else "8"),
+        *("--batch-timeout-s", "6", "--preprocess-timeout-s", "3"),
         *("--cache-bytes", "0"),  # every answer is to go through the tower
     )
     with World(*flags, nproc=4, env={"SPMD_ENCODER_FAULTS": text}) as world:
