@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import io
 import logging
+import re
+import warnings
 from types import MappingProxyType
 
 # Pillow opens a listed format only if its plugin is loaded already.
@@ -49,6 +51,18 @@ _PREFIXES = MappingProxyType(
     }
 )
 _HEAD_BYTES = 32
+# Pillow's names of its own limits, in its words on a file that goes beyond them.
+_TOO_MUCH_TEXT = re.compile("MAX_TEXT_(CHUNK|MEMORY)")
+
+
+def set_pixel_limit(max_pixels: int) -> None:
+    """Let Pillow's own limit, which holds for the whole process, follow ours; for a process's start.
+
+    Pillow warns above its limit and refuses twice as much. What is between is refused here, so the warning says
+    nothing new.
+    """
+    Image.MAX_IMAGE_PIXELS = max_pixels
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
 def probe(data: Buffer, max_pixels: int | None = None) -> Header:
@@ -135,9 +149,9 @@ def _open(data: Buffer, max_pixels: int | None) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=(claimed,))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        limit = "" if max_pixels is None else f"; --max-image-pixels is {max_pixels}"
+        limit = Image.MAX_IMAGE_PIXELS if max_pixels is None else max_pixels
         raise EncoderError(
-            ErrorCode.TOO_LARGE, f"the picture has more pixels than the decoder accepts{limit}"
+            ErrorCode.TOO_LARGE, f"the picture has more pixels than the limit of {limit} (--max-image-pixels)"
         ) from None
     except Exception as error:
         raise _undecodable(claimed, error) from None
@@ -166,6 +180,13 @@ def _undecodable(name: str, error: Exception) -> EncoderError:
     Those may quote the file's bytes.
     """
     log.debug("a %s picture failed with %s", name, type(error).__name__)
+    if name == "PNG" and isinstance(error, ValueError) and _TOO_MUCH_TEXT.search(str(error)):
+        return EncoderError(
+            ErrorCode.TOO_LARGE,
+            "the PNG picture holds more text, or a larger colour profile, than is read here: at most "
+            f"{PngImagePlugin.MAX_TEXT_CHUNK >> 20} MiB in one chunk and {PngImagePlugin.MAX_TEXT_MEMORY >> 20} MiB in "
+            "all; save it without them",
+        )
     return EncoderError(
         ErrorCode.MEDIA_CORRUPT, f"the {name} picture cannot be decoded: it is damaged or ends before its end"
     )

@@ -90,12 +90,13 @@ class _JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(origin: Origin, level: str, log_format: str) -> None:
-    """Log to stderr with the origin on each line; SIGUSR1 dumps all stacks there."""
+    """Log to stderr with the origin on each line, Python's warnings too; SIGUSR1 dumps all stacks there."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(origin) if log_format == "json" else _TextFormatter(origin))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.captureWarnings(True)
     for noisy in ("httpx", "urllib3", "filelock", "asyncio", "PIL", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +18,7 @@ import torch
 
 from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.media.image import decode
+from spmd_encoder.media.image import decode, set_pixel_limit
 from spmd_encoder.media.pixels import Background
 from spmd_encoder.models.base import Features, Preprocessor
 from spmd_encoder.models.loading import load_preprocessor
@@ -36,7 +38,10 @@ def run_preparer(spec: PreparerSpec, sock: socket.socket) -> int:
     config = Config.from_json(spec.config)
     origin = Origin(spec.rank, spec.dp_rank, spec.tp_rank, "preparer", spec.epoch)
     setproctitle.setproctitle(origin.title())
+    if config.observability.log_level != "debug":
+        _silence_libraries()
     set_up_logging(origin, config.observability.log_level, config.observability.log_format)
+    set_pixel_limit(config.server.max_image_pixels)
     with contextlib.suppress(OSError):  # no Linux
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     torch.set_num_threads(1)
@@ -48,6 +53,17 @@ def run_preparer(spec: PreparerSpec, sock: socket.socket) -> int:
             preparer.answer(wire)
     except ConnectionError:
         return 0
+
+
+def _silence_libraries() -> None:
+    """What decoders say of a stranger's picture is no news, and libtiff's words would have no log line's beginning.
+
+    C libraries write to descriptor 2, which leads nowhere from now on; Python's stderr goes on with a copy of it.
+    """
+    logging.getLogger("py.warnings").setLevel(logging.ERROR)
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2, inheritable=False)
 
 
 class Preparer:

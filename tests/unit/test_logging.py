@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,7 @@ def root() -> Iterator[logging.Logger]:
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
     yield root
+    logging.captureWarnings(False)
     root.handlers[:], level = before
     root.setLevel(level)
 
@@ -45,6 +47,17 @@ def test_no_text_breaks_the_line_or_steers_the_terminal(root: logging.Logger, lo
     line = said(root, log_format, "%s", evil)
     assert line.endswith("\n")
     assert line[:-1].isprintable(), line
+
+
+def test_warnings_are_log_lines(root: logging.Logger) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        said(root, "text", "hello")
+        (handler,) = root.handlers
+        assert isinstance(handler, logging.StreamHandler)
+        warnings.warn("look here", stacklevel=1)
+    line = handler.stream.getvalue().splitlines()[1]
+    assert "WARNING rank=3" in line and "UserWarning: look here" in line
 
 
 def test_what_a_stranger_can_cause_is_said_rarely(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,14 +1,16 @@
 """Damaged, foreign and oversized pictures: the right error, or the right pixels, and nothing else."""
 
 import random
+import struct
 import warnings
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.media.image import FORMATS, decode, probe
+from spmd_encoder.media.image import FORMATS, decode, probe, set_pixel_limit
 from tests.unit.test_media_image import LOSSLESS, png, refused, sample, save
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # Pillow warns of the damage done here
@@ -86,14 +88,31 @@ def test_pixel_limit_comes_from_the_header() -> None:
     refused(lambda: decode(header, 60000), ErrorCode.MEDIA_CORRUPT)
 
 
-def test_pillows_own_limits_are_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = save(sample())
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    assert "--max-image-pixels" in refused(lambda: decode(data, 10**9), ErrorCode.TOO_LARGE).message
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 300)
+@pytest.mark.parametrize(("limit", "code"), [(200, ErrorCode.TOO_LARGE), (190_000_000, ErrorCode.MEDIA_CORRUPT)])
+def test_pillows_own_limit_follows_ours(monkeypatch: pytest.MonkeyPatch, limit: int, code: ErrorCode) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)  # so that it is put back
+    wide = png(190_000_000, 1, 0, b"")  # which Pillow by itself refuses; there are no pixels
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        refused(lambda: decode(data, 10**9), ErrorCode.TOO_LARGE)
+        set_pixel_limit(limit)
+        error = refused(lambda: decode(wide, limit), code)
+        assert ("--max-image-pixels" in error.message) == (code is ErrorCode.TOO_LARGE)
+        for pixels in (201, 399):  # of which Pillow would warn
+            assert "limit of 200" in refused(lambda: decode(png(pixels, 8, 0, b""), 200), ErrorCode.TOO_LARGE).message  # noqa: B023
+
+
+def text_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+@pytest.mark.parametrize("place", [33, -12], ids=["before", "behind"])
+def test_too_much_text_in_a_png_is_called_that(place: int) -> None:
+    data = save(sample())
+    large = text_chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**20 + 1)))
+    many = text_chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**20))) * 65
+    for chunks in (large, many):
+        error = refused(lambda: decode(data[:place] + chunks + data[place:]), ErrorCode.TOO_LARGE)  # noqa: B023
+        assert "text" in error.message and "damaged" not in error.message
 
 
 def test_headers_without_a_picture() -> None:
