@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from spmd_encoder import __version__
+from spmd_encoder.destination_flags import DestinationConfig, check_hosts
 from spmd_encoder.errors import StartupError
 from spmd_encoder.flags import ARITY, READERS, flag, value_text
 from spmd_encoder.sglang_flags import check_bootstraps, class_path
@@ -185,6 +186,7 @@ class Config:
     server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
     media: MediaConfig = dataclasses.field(default_factory=MediaConfig)
     limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
+    destinations: DestinationConfig = dataclasses.field(default_factory=DestinationConfig)
     sglang: SglangConfig = dataclasses.field(default_factory=SglangConfig)
     lifecycle: LifecycleConfig = dataclasses.field(default_factory=LifecycleConfig)
     observability: ObservabilityConfig = dataclasses.field(default_factory=ObservabilityConfig)
@@ -339,6 +341,7 @@ def _validate(config: Config) -> None:
         raise StartupError(f"--port must be 0 to 65535, not {config.server.port}", exit_code=2)
     class_path(config.sglang.sglang_embedding_class)
     check_bootstraps(config.sglang.encoder_register_urls)
+    check_hosts(config.destinations.push_allowed_hosts)
     for domain in config.media.allowed_media_domains:
         if set(domain) & set("/*@?#%[]\\") or domain.count(":") == 1:
             raise StartupError(

@@ -12,13 +12,17 @@ from prometheus_client import CollectorRegistry
 
 from spmd_encoder.api.service import EncoderService
 from spmd_encoder.config import Config
+from spmd_encoder.frontends.destinations import Destinations
 from spmd_encoder.frontends.remote import Fetcher
 from spmd_encoder.frontends.sglang.dialect import SglangDialect
 from spmd_encoder.frontends.sglang.metrics import DialectMetrics
+from spmd_encoder.media.daemon_threads import DaemonThreads
 from spmd_encoder.media.fetch import MediaFetcher
-from spmd_encoder.transports.registry import load_push, push_backend
+from spmd_encoder.transports.budget import StagedBytes
+from spmd_encoder.transports.registry import Resources, load_push, push_backend
 
 _NUM_THREADS = 2
+_NUM_WRITERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +32,20 @@ class Shared:
     pool: Executor
     fetcher: Fetcher
     dialect: SglangDialect
+    destinations: Destinations
     registry: CollectorRegistry
 
     @classmethod
     def open(cls, service: EncoderService, config: Config) -> Shared:
         pool, fetcher, registry = new_pool(), MediaFetcher(config.media), CollectorRegistry()
-        dialect = new_dialect(service, config, pool=pool, fetcher=fetcher, registry=registry)
-        return cls(pool=pool, fetcher=fetcher, dialect=dialect, registry=registry)
+        resources = new_resources(config)
+        dialect = new_dialect(service, config, resources, pool=pool, fetcher=fetcher, registry=registry)
+        destinations = Destinations(config, resources, registry)
+        return cls(pool=pool, fetcher=fetcher, dialect=dialect, destinations=destinations, registry=registry)
 
     async def close(self) -> None:
         await self.dialect.close()
+        await self.destinations.close()
         await self.fetcher.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
 
@@ -47,21 +55,30 @@ def new_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="front-end")
 
 
+def new_resources(config: Config) -> Resources:
+    """What all ways of embeddings to their receivers share, whatever the protocol."""
+    return Resources(
+        budget=StagedBytes(config.sglang.max_staged_bytes), run=DaemonThreads(_NUM_WRITERS, "embedding-dir").run
+    )
+
+
 def new_dialect(
-    service: EncoderService, config: Config, *, pool: Executor, fetcher: Fetcher, registry: CollectorRegistry
+    service: EncoderService,
+    config: Config,
+    resources: Resources,
+    *,
+    pool: Executor,
+    fetcher: Fetcher,
+    registry: CollectorRegistry,
 ) -> SglangDialect:
     """SGLang's calls over the backend that the configuration names. It is closed by whoever asked for it."""
-    push, settings = push_backend(config.sglang.encoder_transfer_backend), config.sglang
+    push = push_backend(config.sglang.encoder_transfer_backend)
     return SglangDialect(
         service,
         config,
         pool=pool,
         fetcher=fetcher,
-        transport=load_push(
-            settings.sglang_embedding_class,
-            timeout_s=settings.send_timeout_s,
-            # Half for a receiver that stands still leaves half for all others.
-            max_peer_bytes=settings.max_staged_bytes // 2,
-        ),
+        transport=load_push(config, resources),
+        budget=resources.budget,
         metrics=DialectMetrics(registry, push.name),
     )

@@ -19,7 +19,8 @@ class DaemonThreads:
     its end unheard, and keeps its place until then.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, name: str = "media-fetch") -> None:
+        self._name = name
         self._free = asyncio.Semaphore(limit)
 
     async def run(self, function: Callable[[], T]) -> T:
@@ -38,7 +39,7 @@ class DaemonThreads:
 
         await self._free.acquire()
         try:
-            threading.Thread(target=work, name="media-fetch", daemon=True).start()
+            threading.Thread(target=work, name=self._name, daemon=True).start()
         except RuntimeError:  # no thread could be had
             self._free.release()
             raise

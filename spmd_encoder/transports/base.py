@@ -1,14 +1,21 @@
-"""What a transport is: it takes a parcel (the rows of some items, or why there are none) to a destination."""
+"""What a transport is: it takes a parcel (rows, or why there are none) to a destination."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
-from spmd_encoder.api.types import Modality
+import msgspec
+
+from spmd_encoder.api.types import Embedding, ItemOutcome, Modality
+from spmd_encoder.errors import EncoderError, ErrorCode
 
 Buffer = bytes | memoryview
+
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}|[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9_.-]{1,32})?")
+_TCP = re.compile(r"tcp://(?:\[([^\[\]]+)\]|([^\[\]:/]+)):([0-9]{1,5})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +70,72 @@ class PushEndpoint:
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @classmethod
+    def parse(cls, text: str) -> PushEndpoint:
+        """From `tcp://host:port`, an IPv6 address in brackets. Raises `EncoderError` INVALID_REQUEST for all else."""
+        match = _TCP.fullmatch(text)
+        host, port = (match[1] or match[2], int(match[3])) if match else ("", 0)
+        if not is_host(host) or not 0 < port < 65536:
+            raise EncoderError(ErrorCode.INVALID_REQUEST, "an endpoint is written tcp://host:port")
+        return cls(host, port)
 
+
+def is_host(text: str) -> bool:
+    """Whether it is written like a host's name or address, without brackets."""
+    return _HOST.fullmatch(text) is not None
+
+
+class PartLabel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The receiver's own name of what it waits for, of which this request is number `index` of `count`."""
+
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    index: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] = 0
+    count: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] = 1
+
+    def __post_init__(self) -> None:
+        if self.index >= self.count:
+            raise ValueError("`index` must be below `count`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemParcel:
+    """Number `index` of the `num_items` of a request, by itself: its embedding, or why there is none."""
+
+    request_id: str
+    index: int
+    num_items: int
+    outcome: ItemOutcome
+    part: PartLabel | None = None
+
+    @property
+    def chunks(self) -> tuple[Buffer, ...]:
+        return (self.outcome.data,) if isinstance(self.outcome, Embedding) else ()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(memoryview(chunk).nbytes for chunk in self.chunks)
+
+
+class AnyParcel(Protocol):
+    """What `Parcel` and `ItemParcel` have in common."""
+
+    @property
+    def chunks(self) -> tuple[Buffer, ...]: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+ParcelT = TypeVar("ParcelT", bound=AnyParcel)
+ParcelInT = TypeVar("ParcelInT", bound=AnyParcel, contravariant=True)
 DestinationT = TypeVar("DestinationT", contravariant=True)
 
 
-class Transport(Protocol[DestinationT]):
-    """Owns connections or files, not parcels: a parcel's bytes are let go of when `deliver` returns."""
+class Transport(Protocol[ParcelInT, DestinationT]):
+    """Owns connections, files or a place for parcels on their way."""
 
-    async def deliver(self, parcel: Parcel, destination: DestinationT) -> None:
-        """Return when the parcel has left this process for good; that it was read, nobody can know.
+    async def deliver(self, parcel: ParcelInT, destination: DestinationT) -> None:
+        """Return when the parcel is where its receiver can have it; that it was read, nobody can know.
 
         Delivers once or not at all, and never a second time by itself. Never blocks the event loop, and ends within
         the transport's own time limit. Raises `EncoderError` DELIVERY_FAILED, which names the destination.
@@ -79,11 +143,11 @@ class Transport(Protocol[DestinationT]):
         ...
 
     async def close(self) -> None:
-        """What is under way fails with DELIVERY_FAILED. May be called again."""
+        """What is under way fails with DELIVERY_FAILED, and so does whatever comes later. May be called again."""
         ...
 
 
-class Framing(Protocol):
+class Framing(Protocol[ParcelInT]):
     """A message format: how a parcel looks as the frames of one multipart message."""
 
-    def __call__(self, parcel: Parcel) -> Sequence[Buffer]: ...
+    def __call__(self, parcel: ParcelInT) -> Sequence[Buffer]: ...

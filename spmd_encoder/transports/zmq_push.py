@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Generic
 
 import zmq
 
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.transports.base import Buffer, Framing, Parcel, PushEndpoint
+from spmd_encoder.transports.base import Buffer, Framing, ParcelT, PushEndpoint
 from spmd_encoder.transports.push_peer import PeerLostError, PushPeer
 
 log = logging.getLogger(__name__)
@@ -26,27 +27,30 @@ IDLE_S = 60.0
 _LINGER_S = 1.0
 
 
-class ZmqPush:
+class ZmqPush(Generic[ParcelT]):
     """A `Transport` to `PushEndpoint`. Belongs to one event loop.
 
     `timeout_s` bounds each delivery, from the wait for a place to the last byte. `max_peer_bytes` bounds what is on
-    its way to one endpoint, so that a receiver that stands still does not hold everybody's memory.
+    its way to one endpoint, so that a receiver that stands still does not hold everybody's memory. `allowed_hosts`
+    (`--push-allowed-hosts`) are the only ones that are connected to; empty allows any.
     """
 
     def __init__(
         self,
-        framing: Framing,
+        framing: Framing[ParcelT],
         *,
         timeout_s: float,
         max_peer_bytes: int,
         max_peers: int = MAX_PEERS,
         idle_s: float = IDLE_S,
+        allowed_hosts: Sequence[str] = (),
     ) -> None:
         self._framing = framing
         self._timeout_s = timeout_s
         self._max_peer_bytes = max_peer_bytes
         self._max_peers = max_peers
         self._idle_s = idle_s
+        self._allowed_hosts = frozenset(map(str.lower, allowed_hosts))
         self._context = zmq.Context()
         self._context.setsockopt(zmq.MAX_SOCKETS, 64 + 16 * max_peers)  # three each, and those that end still
         self._peers: dict[PushEndpoint, PushPeer] = {}
@@ -58,8 +62,14 @@ class ZmqPush:
     def num_peers(self) -> int:
         return len(self._peers)
 
-    async def deliver(self, parcel: Parcel, destination: PushEndpoint) -> None:
+    def allows(self, endpoint: PushEndpoint) -> bool:
+        """Whether anything may be sent there."""
+        return not self._allowed_hosts or endpoint.host.lower() in self._allowed_hosts
+
+    async def deliver(self, parcel: ParcelT, destination: PushEndpoint) -> None:
         """See `Transport.deliver`. Raises `EncoderError` DELIVERY_FAILED."""
+        if not self.allows(destination):
+            raise _failed(destination, "its host is none of --push-allowed-hosts")
         try:
             async with asyncio.timeout(self._timeout_s):
                 frames = await self._frames(parcel)
@@ -95,7 +105,7 @@ class ZmqPush:
         # In a thread, because it waits until the last words are out, at most as long as they may linger.
         await asyncio.to_thread(self._context.term)
 
-    async def _frames(self, parcel: Parcel) -> Sequence[Buffer]:
+    async def _frames(self, parcel: ParcelT) -> Sequence[Buffer]:
         if len(parcel.chunks) <= 1:
             return self._framing(parcel)
         return await asyncio.to_thread(self._framing, parcel)  # it joins megabytes

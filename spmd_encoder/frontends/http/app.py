@@ -15,6 +15,7 @@ from spmd_encoder import __version__
 from spmd_encoder.api.service import EncoderService
 from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError
+from spmd_encoder.frontends.destinations import Destinations
 from spmd_encoder.frontends.http.backend import Backend
 from spmd_encoder.frontends.http.body import DEFAULT_TIMEOUTS, Timeouts
 from spmd_encoder.frontends.http.embeddings import embeddings_routes
@@ -24,10 +25,11 @@ from spmd_encoder.frontends.http.errors import HttpError, error_response, plain_
 from spmd_encoder.frontends.http.metrics import HttpMetrics
 from spmd_encoder.frontends.http.profile import profile_routes
 from spmd_encoder.frontends.http.sglang import sglang_routes
+from spmd_encoder.frontends.http.staged import staged_routes
 from spmd_encoder.frontends.http.status import status_routes
 from spmd_encoder.frontends.remote import Fetcher
 from spmd_encoder.frontends.sglang.dialect import SglangDialect
-from spmd_encoder.frontends.shared import new_dialect, new_pool
+from spmd_encoder.frontends.shared import new_dialect, new_pool, new_resources
 from spmd_encoder.media.fetch import MediaFetcher
 
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
@@ -41,12 +43,13 @@ def create_app(
     fetcher: Fetcher | None = None,
     metrics: HttpMetrics | None = None,
     dialect: SglangDialect | None = None,
+    destinations: Destinations | None = None,
     timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> FastAPI:
     """The application in front of `service`.
 
-    `pool`, `fetcher` and `dialect` stay the caller's; without one the app makes its own and closes it when its lifespan
-    ends.
+    `pool`, `fetcher`, `dialect` and `destinations` stay the caller's; without one the app makes its own and closes it
+    when its lifespan ends.
     """
     owned = AsyncExitStack()
     if pool is None:
@@ -56,16 +59,22 @@ def create_app(
         fetcher = MediaFetcher(config.media)
         owned.push_async_callback(fetcher.close)
     metrics = metrics or HttpMetrics()
+    resources = new_resources(config)
     if dialect is None:
-        dialect = new_dialect(service, config, pool=pool, fetcher=fetcher, registry=metrics.registry)
+        dialect = new_dialect(service, config, resources, pool=pool, fetcher=fetcher, registry=metrics.registry)
         owned.push_async_callback(dialect.close)
+    if destinations is None:
+        destinations = Destinations(config, resources, metrics.registry)
+        owned.push_async_callback(destinations.close)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with owned:
             yield
 
-    backend = Backend(service=service, config=config, pool=pool, fetcher=fetcher, timeouts=timeouts)
+    backend = Backend(
+        service=service, config=config, pool=pool, fetcher=fetcher, destinations=destinations, timeouts=timeouts
+    )
     # Its page at /docs takes its scripts from here and not from elsewhere: many servers have no way out.
     app = FastAPIOffline(
         title="spmd_encoder",
@@ -75,6 +84,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.include_router(encode_routes(backend))
+    app.include_router(staged_routes(backend))
     app.include_router(embeddings_routes(backend))
     app.include_router(sglang_routes(backend, dialect))
     app.include_router(profile_routes(backend))

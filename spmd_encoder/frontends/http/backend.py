@@ -13,6 +13,7 @@ from spmd_encoder.api.service import EncoderService
 from spmd_encoder.config import Config
 from spmd_encoder.frontends.account import Account
 from spmd_encoder.frontends.base import ItemLimits
+from spmd_encoder.frontends.destinations import Destinations
 from spmd_encoder.frontends.http.body import Timeouts
 from spmd_encoder.frontends.remote import Fetcher
 
@@ -21,12 +22,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """Owned by the application; `pool` and `fetcher` are closed by whoever made them."""
+    """Owned by the application; `pool`, `fetcher` and `destinations` are closed by whoever made them."""
 
     service: EncoderService
     config: Config
     pool: Executor
     fetcher: Fetcher
+    destinations: Destinations
     timeouts: Timeouts
 
     @property

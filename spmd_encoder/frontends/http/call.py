@@ -106,7 +106,7 @@ async def unless_gone(work: Coroutine[None, None, T], receive: Receive) -> T:
     Raises `EncoderError` CANCELLED then, else what `work` raises. The body must have been read before.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(receive))
+    gone = asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -118,7 +118,8 @@ async def unless_gone(work: Coroutine[None, None, T], receive: Receive) -> T:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def _disconnect(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has hung up, or has its reply. The body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

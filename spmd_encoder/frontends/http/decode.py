@@ -28,7 +28,7 @@ def decode_json(body: bytearray, kind: type[T]) -> T:
         raise EncoderError(ErrorCode.INVALID_REQUEST, "the body is nested too deeply") from None
 
 
-def convert(fields: Mapping[str, str], kind: type[T]) -> T:
+def convert(fields: Mapping[str, object], kind: type[T]) -> T:
     """The same for fields that came as text."""
     try:
         return msgspec.convert(fields, kind)

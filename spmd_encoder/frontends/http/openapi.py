@@ -26,6 +26,7 @@ _ERRORS = MappingProxyType(
         422: "the media cannot be decoded, or not be fetched",
         429: "too many items wait; see Retry-After",
         500: "a fault of the server",
+        502: "the embeddings could not be delivered to where the request wanted them",
         503: "not ready, draining or out of memory for media; see Retry-After",
         504: "the request's time was over",
     }
@@ -41,6 +42,9 @@ _RETRY_AFTER = {"retry-after": {"required": True, "schema": {"type": "integer", 
 _REQUEST_ID = {"type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[ -~]+$"}
 _HEADER_ID = {"name": "x-request-id", "in": "header", "schema": _REQUEST_ID}
 _FILE = {"type": "string", "format": "binary"}
+
+
+RAW_TYPE = "application/octet-stream"
 
 
 def _inlined(model: type[BaseModel]) -> dict[str, Any]:
@@ -65,9 +69,18 @@ def _options() -> dict[str, Any]:
     """The schema of each option as text, which is never null."""
     options = _inlined(schemas.EncodeOptions)["properties"]
     return {
-        name: {"description": schema["description"], **next(kind for kind in schema["anyOf"] if kind["type"] != "null")}
+        name: {
+            "description": schema["description"],
+            **next(kind for kind in schema["anyOf"] if kind.get("type") != "null"),
+        }
         for name, schema in options.items()
     }
+
+
+def _query_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """An object is written as JSON text."""
+    how = {"content": {JSON_TYPE: {"schema": schema}}} if "oneOf" in schema else {"schema": schema}
+    return {"name": name, "in": "query", **how}
 
 
 def _form() -> dict[str, Any]:
@@ -100,19 +113,47 @@ _SAFETENSORS = {
 ENCODE_REPLIES = _replies(schemas.ErrorReply | schemas.AllFailedReply, {"content": {SAFETENSORS_TYPE: _SAFETENSORS}})
 ENCODE_REQUEST = {
     "parameters": [
-        *({"name": name, "in": "query", "schema": schema} for name, schema in _options().items()),
+        *(_query_parameter(name, schema) for name, schema in _options().items()),
         _HEADER_ID,
     ],
     "requestBody": {
         "required": True,
         "content": {
             JSON_TYPE: {"schema": _inlined(schemas.EncodeBody)},
-            "multipart/form-data": {"schema": _form()},
+            "multipart/form-data": {
+                "schema": _form(),
+                "encoding": {"destination": {"contentType": JSON_TYPE}},
+            },
             "image/*": {"schema": _FILE},
-            "application/octet-stream": {"schema": _FILE},
+            RAW_TYPE: {"schema": _FILE},
         },
     },
 }
+STAGED_GET = {
+    "parameters": [
+        {
+            "name": "keep",
+            "in": "query",
+            "description": "1 leaves it here after it was read",
+            "schema": {"type": "integer", "enum": [0, 1]},
+        }
+    ]
+}
+_NOT_STAGED: Replies = {
+    400: {"model": schemas.ErrorReply, "description": "an unknown query parameter"},
+    404: {"model": schemas.ErrorReply, "description": "unknown, fetched, released, or waited for too long"},
+}
+STAGED_GET_REPLIES: Replies = {
+    200: {
+        "description": "the rows",
+        "content": {
+            SAFETENSORS_TYPE: {"schema": _FILE | {"description": "one tensor, `embedding`"}},
+            RAW_TYPE: {"schema": _FILE | {"description": "x-spmd-dtype and x-spmd-shape say what it is"}},
+        },
+    },
+    **_NOT_STAGED,
+}
+STAGED_DELETE_REPLIES: Replies = {204: {"description": "released"}, **_NOT_STAGED}
 EMBEDDINGS_REPLIES = _replies(schemas.ErrorReply, {})
 EMBEDDINGS_REQUEST = {
     "parameters": [_HEADER_ID],

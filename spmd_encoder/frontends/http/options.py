@@ -1,4 +1,4 @@
-"""What a request asks for besides its items: the same four options in a JSON body, a form or the query."""
+"""What a request asks for besides its items: the same options in a JSON body, a form or the query."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from starlette.requests import Request
 from spmd_encoder.api.types import OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import check_request_id
-from spmd_encoder.frontends.http.decode import convert, shortened
+from spmd_encoder.frontends.destinations import Destination, Elsewhere, Inline
+from spmd_encoder.frontends.http.decode import convert, decode_json, shortened
 
 Encoding = Literal["base64", "float"]
 
@@ -27,22 +28,30 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     encoding_format: Encoding | None = None
     request_id: str | None = None
     model: str | None = None
+    destination: Destination | None = None
 
     @property
     def encoding(self) -> Encoding:
         return self.encoding_format or "base64"
 
+    @property
+    def elsewhere(self) -> Elsewhere | None:
+        """Where the embeddings go, if not into the reply."""
+        return None if isinstance(self.destination, Inline) else self.destination
+
 
 OPTION_NAMES = Options.__struct_fields__
+# As text they are JSON.
+_JSON_OPTIONS = frozenset({"destination"})
 
 
 def options_of(fields: Iterable[tuple[str, str]]) -> Options:
     """Options that came as text. Raises `EncoderError` INVALID_REQUEST for an unknown, repeated or wrong one."""
-    given: dict[str, str] = {}
+    given: dict[str, object] = {}
     for name, text in fields:
         if name in given:
             raise _twice(name)
-        given[name] = text
+        given[name] = _json_value(text, name) if name in _JSON_OPTIONS else text
     return convert(given, Options)
 
 
@@ -77,6 +86,13 @@ def merged(query: Options, body: Options) -> Options:
     if options.request_id is not None:
         check_request_id(options.request_id)
     return options
+
+
+def _json_value(text: str, name: str) -> object:
+    try:
+        return decode_json(bytearray(text, "utf-8"), object)
+    except (EncoderError, UnicodeEncodeError):
+        raise EncoderError(ErrorCode.INVALID_REQUEST, f"`{name}` is not JSON", param=name) from None
 
 
 def check_no_query(request: Request) -> None:

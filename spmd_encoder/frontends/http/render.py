@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from spmd_encoder.api.types import Embedding, ItemFailure, ItemOutcome
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import item_name
+from spmd_encoder.frontends.destinations import Delivered, Receipt
 from spmd_encoder.frontends.http.errors import STATUS, ErrorBody, error_body, retry_headers
 from spmd_encoder.frontends.http.options import Encoding
 
@@ -38,6 +39,7 @@ class _Ok(msgspec.Struct, frozen=True):
     num_tokens: int
     digest: str
     embedding: Text
+    delivered: Receipt | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Failed(msgspec.Struct, frozen=True):
@@ -80,21 +82,33 @@ def render_json(request_id: str, model: str, outcomes: Sequence[ItemOutcome], en
     return render_entries(request_id, model, outcomes, partial(_as_text, encoding))[0]
 
 
+def render_delivered(request_id: str, model: str, delivered: Sequence[Delivered]) -> Rendered:
+    """The same where the embeddings went elsewhere: a good item says where, in the place of its `embedding`."""
+    outcomes = [item.outcome for item in delivered]
+    receipts = [msgspec.UNSET if item.receipt is None else item.receipt for item in delivered]
+    return render_entries(request_id, model, outcomes, lambda *_: msgspec.UNSET, receipts)[0]
+
+
 def _as_text(encoding: Encoding, _: int, embedding: Embedding) -> Text:
     return base64_text(embedding.data) if encoding == "base64" else numbers_text(finite_values(embedding))
 
 
 def render_entries(
-    request_id: str, model: str, outcomes: Sequence[ItemOutcome], write: Callable[[int, Embedding], Text]
+    request_id: str,
+    model: str,
+    outcomes: Sequence[ItemOutcome],
+    write: Callable[[int, Embedding], Text],
+    receipts: Sequence[Receipt | msgspec.UnsetType] = (),
 ) -> tuple[Rendered, bool]:
-    """The JSON reply, with what `write` gives as each good item's `embedding`; and whether any item was good.
+    """The JSON reply, with what `write` gives as each good item's `embedding`, and its `receipts` (one per item, or
+    none at all) as `delivered`; and whether any item was good.
 
     What `write` raises is that item's failure.
     """
     data: list[_Ok | _Failed] = []
     errors: list[EncoderError] = []
     for index, outcome in enumerate(outcomes):
-        entry = outcome.error if isinstance(outcome, ItemFailure) else _entry(index, outcome, write)
+        entry = outcome.error if isinstance(outcome, ItemFailure) else _entry(index, outcome, write, receipts)
         if isinstance(entry, EncoderError):
             errors.append(entry)
             data.append(_Failed(index, "error", error_body(entry)))
@@ -107,7 +121,12 @@ def render_entries(
     return json_rendered(STATUS[first.code], reply, retry_headers(first)), False
 
 
-def _entry(index: int, embedding: Embedding, write: Callable[[int, Embedding], Text]) -> _Ok | EncoderError:
+def _entry(
+    index: int,
+    embedding: Embedding,
+    write: Callable[[int, Embedding], Text],
+    receipts: Sequence[Receipt | msgspec.UnsetType],
+) -> _Ok | EncoderError:
     try:
         text = write(index, embedding)
     except EncoderError as error:
@@ -122,6 +141,7 @@ def _entry(index: int, embedding: Embedding, write: Callable[[int, Embedding], T
         num_tokens=embedding.num_tokens,
         digest=embedding.digest,
         embedding=text,
+        delivered=receipts[index] if receipts else msgspec.UNSET,
     )
 
 

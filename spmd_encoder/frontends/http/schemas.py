@@ -23,6 +23,41 @@ class Item(BaseModel):
     image: Picture
 
 
+class Inline(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["inline"]
+
+
+class ToFiles(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["file"]
+    mm_hashes: list[Annotated[str, Field(pattern="^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}$")] | None] | None = Field(
+        None, description="one per item; null, or none at all, stands for the hex of the item's digest"
+    )
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    id: str = Field(min_length=1, max_length=128)
+    index: int = Field(0, ge=0, lt=2**31)
+    count: int = Field(1, ge=1, lt=2**31)
+
+
+class ToReceiver(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["zmq"]
+    endpoint: str = Field(description="of a PULL socket", examples=["tcp://10.0.0.5:41234"], pattern="^tcp://")
+    part: Part | None = Field(None, description="comes back in every message")
+
+
+class Staged(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["staged"]
+
+
+Destination = Annotated[Inline | ToFiles | ToReceiver | Staged, Field(discriminator="type")]
+
+
 class EncodeOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
     output: Literal["tokens", "pooled"] | None = Field(
@@ -35,6 +70,9 @@ class EncodeOptions(BaseModel):
         None, description="1 to 128 printable ASCII characters", min_length=1, max_length=128, pattern="^[ -~]+$"
     )
     model: str | None = Field(None, description="if given, must be the served model's name")
+    destination: Destination | None = Field(
+        None, description="where the embeddings go, by default into the reply; as text it is JSON"
+    )
 
 
 class EncodeBody(EncodeOptions):
@@ -79,6 +117,17 @@ class ErrorReply(BaseModel):
     error: Error
 
 
+class Delivered(BaseModel):
+    """`mm_hash` and `path` of a file, `endpoint` of a receiver, or `staged_id`."""
+
+    type: Literal["file", "zmq", "staged"]
+    num_bytes: int
+    mm_hash: str | None = None
+    path: str | None = Field(None, description="relative to --embedding-dir")
+    endpoint: str | None = None
+    staged_id: str | None = Field(None, description="for GET /v1/staged/{staged_id}")
+
+
 class EncodedItem(BaseModel):
     index: int
     status: Literal["ok"]
@@ -88,9 +137,12 @@ class EncodedItem(BaseModel):
     grid: tuple[int, int, int] | None
     num_tokens: int
     digest: str = Field(description="sha256:<hex> of the item's bytes as sent")
-    embedding: str | list[Any] = Field(
-        description="base64 of little-endian C-order bytes in `dtype`, or nested lists of numbers"
+    embedding: str | list[Any] | None = Field(
+        None,
+        description="base64 of little-endian C-order bytes in `dtype`, or nested lists of numbers; "
+        "left out where it was delivered elsewhere",
     )
+    delivered: Delivered | None = Field(None, description="where it is, for a destination that is not inline")
 
 
 class FailedItem(BaseModel):

@@ -71,6 +71,7 @@ class HttpFrontEnd:
                 fetcher=shared.fetcher,
                 metrics=HttpMetrics(shared.registry),
                 dialect=shared.dialect,
+                destinations=shared.destinations,
                 timeouts=timeouts,
             ),
             http=protocol,

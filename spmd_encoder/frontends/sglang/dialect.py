@@ -37,8 +37,9 @@ from spmd_encoder.frontends.sglang.parts import (
     Tell,
 )
 from spmd_encoder.frontends.sglang.refusal import RefusalError
-from spmd_encoder.frontends.sglang.staging import StagedBytes, parcel_of
+from spmd_encoder.frontends.sglang.staging import parcel_of
 from spmd_encoder.transports.base import Parcel, ParcelError, ParcelHeader, PushEndpoint, Transport
+from spmd_encoder.transports.budget import StagedBytes
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,8 @@ class SglangDialect:
         *,
         pool: Executor,
         fetcher: Fetcher,
-        transport: Transport[PushEndpoint],
+        transport: Transport[Parcel, PushEndpoint],
+        budget: StagedBytes,
         metrics: DialectMetrics,
         lonely_s: float = 5.0,
     ) -> None:
@@ -104,7 +106,7 @@ class SglangDialect:
                 max_closed=4 * limits.max_queued_items,
             )
         )
-        self._staged = StagedBytes(config.sglang.max_staged_bytes)
+        self._staged = budget
         self._lives: dict[int, _Life] = {}
         self._sends: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -120,8 +122,8 @@ class SglangDialect:
 
     # -- calls
 
-    async def encode(self, call: EncodeCall, media: ExitStack, reserve: Callable[[int], None]) -> None:
-        """Return when all receivers have the part's rows. Raises `RefusalError`.
+    async def encode(self, call: EncodeCall, media: ExitStack, reserve: Callable[[int], None]) -> ParcelHeader:
+        """Return when all receivers have the part's rows, and what these are. Raises `RefusalError`.
 
         A cancelled call may be made again: an equal one takes its place. `media` is closed when the items are not
         needed any more; `reserve` adds to it what is fetched.
@@ -147,6 +149,9 @@ class SglangDialect:
         self._metrics.answered(modality, _now() - started, error is None)
         if error is not None:
             raise RefusalError(error.status, error.message)
+        header = life.sized.result()
+        assert header is not None
+        return header
 
     async def register(self, part_id: str, receiver: PushEndpoint, count: int) -> None:
         """Take note of a receiver, one of `count`; waits for a request to encode that has not come yet.

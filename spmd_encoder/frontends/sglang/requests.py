@@ -14,13 +14,12 @@ from spmd_encoder.frontends.base import ItemLimits
 from spmd_encoder.frontends.sglang.dialect import EncodeCall
 from spmd_encoder.frontends.sglang.media import read_items, read_modality
 from spmd_encoder.frontends.sglang.refusal import RefusalError
-from spmd_encoder.transports.base import ParcelHeader, PushEndpoint
+from spmd_encoder.transports.base import ParcelHeader, PushEndpoint, is_host
 from spmd_encoder.transports.registry import PushBackend
 
 MAX_ID_CHARS = 512
 # What may differ between two tries of one call.
 _DIGESTED = ("modality", "num_parts", "part_idx", "prefill_host", "embedding_port", "mm_items")
-_HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,252})|[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9_.-]{1,32})?")
 _HOST_PORT = re.compile(r"(?:tcp://)?(?:\[([^\[\]]+)\]|([^\[\]:]+)):([0-9]{1,5})")
 
 Fields = dict[str, msgspec.Raw]
@@ -125,7 +124,7 @@ def _receivers(fields: Fields, backend: PushBackend) -> tuple[PushEndpoint, ...]
 
 
 def _endpoint(host: str, port: object, name: str) -> PushEndpoint:
-    if _HOST.fullmatch(host) is None:
+    if not is_host(host):
         raise RefusalError(400, f"{name}: the host is neither a name nor an address")
     if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
         raise RefusalError(400, f"{name}: the port must be 1 to 65535")

@@ -1,9 +1,8 @@
-"""From items' outcomes to a part's parcel, and the bytes of parcels that wait or are on their way."""
+"""From items' outcomes to a part's parcel."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from spmd_encoder.api.types import Embedding, ItemFailure, ItemOutcome
@@ -35,34 +34,3 @@ def parcel_of(header: ParcelHeader, outcomes: Sequence[ItemOutcome]) -> Parcel:
         num_bytes=sum(memoryview(embedding.data).nbytes for embedding in embeddings),
     )
     return Parcel(header=filled, chunks=tuple(embedding.data for embedding in embeddings))
-
-
-class StagedBytes:
-    """A budget of bytes of finished embeddings."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.used = 0
-
-    def check_room(self) -> None:
-        """Raises `EncoderError` OVERLOADED where nothing more should be begun."""
-        if self.used >= self._limit:
-            raise self._full()
-
-    @contextlib.contextmanager
-    def hold(self, num_bytes: int) -> Iterator[None]:
-        """Raises `EncoderError` OVERLOADED. One parcel above the limit may pass when it is alone."""
-        if self.used and self.used + num_bytes > self._limit:
-            raise self._full()
-        self.used += num_bytes
-        try:
-            yield
-        finally:
-            self.used -= num_bytes
-
-    def _full(self) -> EncoderError:
-        return EncoderError(
-            ErrorCode.OVERLOADED,
-            f"{self.used} bytes of embeddings wait for their receivers already, and {self._limit} are the limit "
-            "(--max-staged-bytes); try again later",
-        )
