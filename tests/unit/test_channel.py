@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import zmq
 
+from spmd_encoder.api.profiling import ProfileOutcome
 from spmd_encoder.distributed.channel import FollowerChannel, LeaderChannel
 from spmd_encoder.wire.codec import WireError
-from spmd_encoder.wire.orders import RunBatch, StopFollower
+from spmd_encoder.wire.orders import FollowerHello, ProfileDone, RunBatch, StopFollower
 from spmd_encoder.wire.sockets import Context, new_context
 
 SECRET = "open sesame"
@@ -62,7 +63,8 @@ async def test_who_is_missing_is_named(contexts: Iterator[Context], tmp_path: Pa
     here = [FollowerChannel(next(contexts), address=leader.address, tp_rank=rank, token=SECRET) for rank in (2, 9)]
     with pytest.raises(TimeoutError, match=r"TP ranks \[1, 3\]"):
         await leader.wait_for_followers(0.5)
-    for channel in (*here, leader):
+    leader.close()
+    for channel in here:
         channel.close()
 
 
@@ -90,3 +92,22 @@ async def test_a_lost_order_is_noticed(contexts: Iterator[Context], tmp_path: Pa
     with pytest.raises(WireError, match="order 2 came where 1 was due"):
         await asyncio.wait_for(follower.receive(), 5)
     leader.close()
+
+
+async def test_answers_come_back_by_rank_and_from_members_only(contexts: Iterator[Context], tmp_path: Path) -> None:
+    leader = LeaderChannel(next(contexts), {1, 2}, SECRET, path=tmp_path / "orders", host="")
+    ends = {
+        rank: FollowerChannel(next(contexts), address=leader.address, tp_rank=rank, token=SECRET) for rank in (1, 2, 9)
+    }
+    await leader.wait_for_followers(5.0)
+    answers = {rank: ProfileDone(order=rank, outcome=ProfileOutcome(rank=rank, dp_rank=0, tp_rank=0)) for rank in ends}
+    for rank in (9, 2):
+        ends[rank].send(answers[rank])
+    assert await asyncio.wait_for(leader.receive(), 5) == (2, answers[2])
+    ends[1]._socket.send(FollowerHello(tp_rank=1))
+    ends[1]._socket.send(order(0))
+    ends[1].send(answers[1])
+    assert await asyncio.wait_for(leader.receive(), 5) == (1, answers[1])
+    leader.close()
+    for end in ends.values():
+        end.close()

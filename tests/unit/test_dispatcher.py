@@ -16,6 +16,7 @@ import pytest
 import zmq
 
 from spmd_encoder.api.cost import CostTable
+from spmd_encoder.api.profiling import ProfileOptions, ProfileOutcome
 from spmd_encoder.api.types import (
     Embedding,
     EncodeRequest,
@@ -42,6 +43,8 @@ from spmd_encoder.wire.messages import (
     Hello,
     Job,
     KeeperHello,
+    Profile,
+    Profiled,
     Reform,
     SchedulerStats,
     Stop,
@@ -97,6 +100,7 @@ class Scheduler:
         self.open: list[Job] = []
         self.media: dict[int, bytes] = {}
         self.cancelled: list[int] = []
+        self.profiles: list[Profile] = []
         self.task = asyncio.create_task(self._serve())
         hello = Hello(
             protocol=PROTOCOL_VERSION,
@@ -116,6 +120,9 @@ class Scheduler:
             message, frames = await self.socket.receive()
             if isinstance(message, Cancel):
                 self.cancelled += message.job_ids
+                continue
+            if isinstance(message, Profile):
+                self.profiles.append(message)
                 continue
             assert len(frames) == len(message.jobs)
             for job, frame in zip(message.jobs, frames, strict=True):
@@ -145,6 +152,12 @@ class Scheduler:
         for job in self.open:
             self.complete(job)
         self.open.clear()
+
+    def profiled(self, call: int = -1, *, path: str = "p", more: int = 0) -> None:
+        """Answer a call for its ranks. `more` is added to the call's number."""
+        ranks = self.world.layout.ranks_of(self.replica)
+        outcomes = [ProfileOutcome(rank=r, dp_rank=self.replica, tp_rank=tp, path=path) for tp, r in enumerate(ranks)]
+        self.socket.send(Profiled(call_id=self.profiles[call].call_id + more, outcomes=tuple(outcomes)))
 
     @property
     def real_jobs(self) -> list[Job]:
@@ -696,3 +709,80 @@ async def test_info_is_plain_data_without_secrets(tmp_path: Path) -> None:
         assert w.endpoint.token not in repr(info)
         assert "faults" not in info["config"]
         assert dataclasses.asdict(MODEL) == info["model"]
+
+
+def profile_said(task: asyncio.Task[Any]) -> list[tuple[int, str]]:
+    return [(outcome.rank, outcome.path or str(outcome.code)) for outcome in task.result()]
+
+
+async def test_a_profile_is_asked_of_all_replicas_beside_the_work(tmp_path: Path) -> None:
+    async with world(tmp_path, dp=2, tp=2) as w:
+        schedulers = await w.up()
+        for scheduler in schedulers:
+            scheduler.held = True
+        encodes = w.encode(b"aaaa", b"bbbb")
+        await until(lambda: w.outstanding() == [1, 1])
+        options = ProfileOptions(name="n", num_steps=3)
+        start = asyncio.create_task(w.dispatcher.profile_start(options))
+        await until(lambda: all(s.profiles for s in schedulers))
+        assert [s.profiles[0].start for s in schedulers] == [options, options]
+        assert w.outstanding() == [1, 1]
+        for scheduler, path in zip(schedulers, "ab", strict=True):
+            scheduler.profiled(more=7, path="another call's")
+            scheduler.profiled(path=path)
+            scheduler.profiled(path="said twice")
+        await asyncio.wait_for(start, 5)
+        assert profile_said(start) == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+        stop = asyncio.create_task(w.dispatcher.profile_stop())
+        await until(lambda: all(len(s.profiles) == 2 for s in schedulers))
+        assert [s.profiles[1].start for s in schedulers] == [None, None]
+        for scheduler in schedulers:
+            scheduler.profiled(0, path="an old call's")
+            scheduler.profiled()
+        await asyncio.wait_for(stop, 5)
+        assert profile_said(stop) == [(rank, "p") for rank in range(4)]
+        for scheduler in schedulers:
+            scheduler.release()
+        assert await done(encodes) == [b"aaaa", b"bbbb"]
+
+
+async def test_a_replica_that_is_lost_while_it_profiles_is_named(tmp_path: Path) -> None:
+    async with world(tmp_path, dp=2, tp=2) as w:
+        schedulers = await w.up()
+        start = asyncio.create_task(w.dispatcher.profile_start(ProfileOptions(name="n")))
+        await until(lambda: all(s.profiles for s in schedulers))
+        schedulers[0].profiled()
+        w.keepers[2].report(0)
+        await asyncio.wait_for(start, 5)
+        assert profile_said(start) == [(0, "p"), (1, "p"), (2, "NOT_READY"), (3, "NOT_READY")]
+        assert "lost" in start.result()[2].message
+        stop = asyncio.create_task(w.dispatcher.profile_stop())
+        await until(lambda: len(schedulers[0].profiles) == 2)
+        schedulers[0].profiled()
+        await asyncio.wait_for(stop, 5)
+        assert profile_said(stop) == [(0, "p"), (1, "p"), (2, "NOT_READY"), (3, "NOT_READY")]
+        assert "not ready" in stop.result()[2].message
+
+
+async def test_a_profile_that_is_not_answered_ends(tmp_path: Path) -> None:
+    async with world(tmp_path, dp=2, limits={"request_timeout_s": 0.3}) as w:
+        schedulers = await w.up()
+        start = asyncio.create_task(w.dispatcher.profile_start(ProfileOptions(name="n")))
+        await until(lambda: schedulers[1].profiles)
+        schedulers[1].profiled()
+        await asyncio.wait_for(start, 5)
+        assert profile_said(start) == [(0, "DEADLINE_EXCEEDED"), (1, "p")]
+        assert w.dispatcher.ready_state().replicas_ready == 2
+
+
+async def test_no_profile_before_the_start_or_in_the_end(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        options = ProfileOptions(name="n")
+        await refused(asyncio.create_task(w.dispatcher.profile_start(options)), ErrorCode.NOT_READY)
+        (scheduler,) = await w.up()
+        await w.dispatcher.drain(1.0)
+        await refused(asyncio.create_task(w.dispatcher.profile_start(options)), ErrorCode.DRAINING)
+        stop = asyncio.create_task(w.dispatcher.profile_stop())
+        await until(lambda: scheduler.profiles)
+        scheduler.profiled()
+        assert [outcome.path for outcome in await stop] == ["p"]

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
 from spmd_encoder.api.profiling import ProfileActivity, ProfileOptions, ProfileOutcome
-from spmd_encoder.errors import EncoderError
+from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.http.backend import Backend
 from spmd_encoder.frontends.http.body import body_chunks, read_body
 from spmd_encoder.frontends.http.content import BodyKind, body_kind, check_same_origin
@@ -67,7 +67,13 @@ async def _read(request: Request, backend: Backend) -> bytearray:
     check_same_origin(request)
     with ExitStack() as held:
         chunks = body_chunks(request, backend.account(held), max_bytes=_MAX_BODY_BYTES, timeouts=backend.timeouts)
-        body = await read_body(chunks)
+        try:
+            body = await read_body(chunks)
+        except EncoderError as error:
+            if error.code is not ErrorCode.TOO_LARGE:
+                raise
+            # That limit is no flag's.
+            raise RefusalError(413, f"the body has more than {_MAX_BODY_BYTES} bytes") from None
     if body:
         body_kind(request, BodyKind.JSON)
     return body
