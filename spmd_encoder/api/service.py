@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from spmd_encoder.api.profiling import ProfileOptions, ProfileOutcome
 from spmd_encoder.api.types import EncodeRequest, ItemOutcome, ModelInfo, ReadyState
+from spmd_encoder.errors import ErrorCode
 
 
 class EncoderService(Protocol):
@@ -28,6 +29,10 @@ class EncoderService(Protocol):
         Raises `EncoderError` OVERLOADED when `--max-inflight-bytes` would be exceeded. A front end reserves a
         body's bytes as they come (not what its sender announces), until its reply is done.
         """
+        ...
+
+    def item_refused(self, code: ErrorCode) -> None:
+        """Count an item that the front end itself answers with an error, beside those that `encode` answers."""
         ...
 
     def ready_state(self) -> ReadyState: ...

@@ -134,6 +134,9 @@ class DPDispatcher:
         with self._bytes.reserve(num_bytes):
             yield
 
+    def item_refused(self, code: ErrorCode) -> None:
+        self.metrics.item_failed(code)
+
     async def profile_start(self, options: ProfileOptions) -> Sequence[ProfileOutcome]:
         self._check_open()
         return await self._profiles.call(options)

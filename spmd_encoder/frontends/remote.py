@@ -78,8 +78,8 @@ async def fetch_and_encode(
 ) -> list[ItemOutcome]:
     """The outcomes of `items`, those that are URLs fetched first, all within `timeout_s`.
 
-    `check` may raise before anything is encoded. Raises `EncoderError` where the request as a whole fails:
-    DEADLINE_EXCEEDED, or what the service refuses.
+    Items that are bad by then are counted here. `check` may raise before anything is encoded. Raises `EncoderError`
+    where the request as a whole fails: DEADLINE_EXCEEDED, or what the service refuses.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
@@ -88,8 +88,11 @@ async def fetch_and_encode(
             parsed = await fetch_items(items, fetcher, limits=limits, pool=pool, reserve=reserve, name=name)
     except TimeoutError:
         raise EncoderError(
-            ErrorCode.DEADLINE_EXCEEDED, f"fetching the items took longer than {timeout_s:g} s (--request-timeout-s)"
+            ErrorCode.DEADLINE_EXCEEDED, "the request's time was over before all was fetched (--request-timeout-s)"
         ) from None
+    for item in parsed:
+        if isinstance(item, EncoderError):
+            service.item_refused(item.code)
     check(parsed)
     return await encode_items(
         service, parsed, request_id=request_id, output=output, deadline_s=deadline - loop.time(), name=name

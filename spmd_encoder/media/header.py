@@ -16,9 +16,11 @@ from types import MappingProxyType
 Size = tuple[int, int]
 """(width, height) in pixels."""
 
-MAX_PARTS = 16384
-"""Most parts (segments, chunks, blocks, entries) before the size is known: some 10 ms. A JPEG of 64 MiB that is all
-metadata has 1,024 segments, a GIF with 1 MB of XMP some 14,000 blocks, a TIFF a hundred entries."""
+MAX_PARTS = 4096
+"""Most parts (segments, chunks, boxes, entries) before the size is known: a few ms. A JPEG of 64 MiB that is all
+metadata has 1,024 segments; a PNG or TIFF has a hundred chunks or entries."""
+MAX_BLOCKS = 4 * MAX_PARTS
+"""The same for a GIF, whose blocks are of 255 bytes at most: 1 MB of XMP takes some 14,000."""
 MAX_AVIF_TABLE_BYTES = 64 * 1024
 """Largest table of items in an AVIF: some 3,000 of them. The largest pictures are grids of a few hundred. libavif looks
 each item up in a list, so that a hundred thousand would take it a minute."""
@@ -107,7 +109,7 @@ def _gif(data: bytes) -> Size:
     """The screen, or what the first frame needs where that is more."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     end = 13 + (3 << (flags & 7) + 1 if flags & 128 else 0)
-    parts = _parts()
+    parts = _parts(MAX_BLOCKS)
     for _ in parts:
         introducer = data[end]
         end += 1
@@ -195,9 +197,9 @@ def _tiff(data: bytes) -> Size:
     return (height, width) if found.get(_TIFF_TURN) in (5, 6, 7, 8) else (width, height)
 
 
-def _parts() -> Iterator[int]:
+def _parts(most: int = MAX_PARTS) -> Iterator[int]:
     """Counts them. Raises `HeaderTooLongError` when they are too many."""
-    yield from range(MAX_PARTS)
+    yield from range(most)
     raise HeaderTooLongError
 
 

@@ -62,7 +62,8 @@ class FakeService:
     """Programmed by its public fields.
 
     `refusal` is raised for every request. `answer` makes one item's outcome. While `gate` is not set, `encode`
-    waits. `seen` holds the requests that arrived, `cancelled` the ids of those that were cancelled while waiting.
+    waits. `seen` holds the requests that arrived, `cancelled` the ids of those that were cancelled while waiting,
+    `refused` the codes of items that front ends answered by themselves.
     `profiled` holds what profilers were asked, None for a stop; `profile_outcomes` is the answer.
     """
 
@@ -75,6 +76,7 @@ class FakeService:
         self.seen: list[EncodeRequest] = []
         self.cancelled: list[str] = []
         self.max_inflight_bytes = max_inflight_bytes
+        self.refused: list[ErrorCode] = []
         self.reserved = 0
         self.peak_reserved = 0
         self.state = READY
@@ -103,6 +105,9 @@ class FakeService:
         if self.reserved + num_bytes > self.max_inflight_bytes:
             raise EncoderError(ErrorCode.OVERLOADED, "too many bytes in flight (--max-inflight-bytes)")
         return self._reserved(num_bytes)
+
+    def item_refused(self, code: ErrorCode) -> None:
+        self.refused.append(code)
 
     @contextmanager
     def _reserved(self, num_bytes: int) -> Iterator[None]:

@@ -322,6 +322,12 @@ async def test_outcomes_keep_the_order_of_the_items(tmp_path: Path) -> None:
         assert w.metric('spmd_encoder_items_total{outcome="ok"}') == 12 + 2  # and the probes
 
 
+async def test_items_that_front_ends_refuse_are_counted_beside_the_others(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.dispatcher.item_refused(ErrorCode.MEDIA_CORRUPT)
+        assert w.metric('spmd_encoder_items_total{outcome="media_corrupt"}') == 1
+
+
 async def test_an_items_failure_is_its_own(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         (scheduler,) = await w.up()

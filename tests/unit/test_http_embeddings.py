@@ -116,11 +116,23 @@ async def test_one_bad_item_fails_the_request(client: httpx.AsyncClient, service
         assert set(reply.json()) == {"error"}
         assert (await embed(client, bad)).json()["error"]["param"] == "input"
     assert service.seen == []
+    codes = [ErrorCode.INVALID_REQUEST, ErrorCode.MEDIA_UNSUPPORTED, ErrorCode.FETCH_FAILED]
+    assert service.refused == [code for code in codes for _ in range(2)]
     service.answer = failing(EncoderError(ErrorCode.MEDIA_CORRUPT, "bad"), width=6)
     reply = await embed(client, [picture(5), URL, picture(6)])
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["param"]) == (422, "MEDIA_CORRUPT", "input[2]")
     assert reply.headers["x-spmd-replica"] == "0,1"
+    assert len(service.refused) == 6, "the service counts what it answers by itself"
+
+
+async def test_nothing_is_fetched_where_an_item_is_bad_already(service: FakeService) -> None:
+    fetcher = FakeFetcher()
+    app = create_app(service, Config(), fetcher=fetcher)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        reply = await embed(client, [URL, "no picture"])
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input[1]")
+    assert fetcher.peak == 0
 
 
 async def test_values_that_are_not_finite(client: httpx.AsyncClient, service: FakeService) -> None:
@@ -183,7 +195,7 @@ async def test_limits_types_and_queries(client: httpx.AsyncClient) -> None:
         assert (reply.status_code, reply.json()["error"]["code"]) == (415, "MEDIA_UNSUPPORTED")
     headers = {"origin": "http://evil.test"}
     assert (await client.post("/v1/embeddings", content=content, headers=headers)).status_code == 403
-    assert (await client.post("/v1/embeddings?user=me", content=content)).status_code == 400
+    assert (await client.post("/v1/embeddings?api-version=2024-10-21", content=content)).status_code == 200
 
 
 async def test_models(client: httpx.AsyncClient, service: FakeService) -> None:
@@ -196,6 +208,9 @@ async def test_models(client: httpx.AsyncClient, service: FakeService) -> None:
     reply = await embed(client, picture(5))
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "INVALID_REQUEST")
     assert "/v1/encode" in reply.json()["error"]["message"] and '"tokens"' in reply.json()["error"]["message"]
+    for unread in ("no picture", picture(5), "data:;base64,AAAA"):
+        reply = await embed(client, [unread], model="gpt")
+        assert "no single vector" in reply.json()["error"]["message"], "said before any picture is read"
     service.model = replace(MODEL, embedding_dims={OutputKind.TOKENS: 7, OutputKind.POOLED: 2})
     assert (await embed(client, picture(5), dimensions=2)).status_code == 200
     assert (await embed(client, picture(5), dimensions=7)).status_code == 400

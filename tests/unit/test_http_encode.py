@@ -122,8 +122,11 @@ async def test_all_failed_has_the_first_ones_status(
         (b'{"items": [{}]}', "items[0].image", "missing required field `image`"),
         (b'{"items": [{"image": 5}]}', "items[0].image", "int"),
         (b'{"items": [{"image": "x"}], "colour": 1}', "colour", "unknown field `colour`"),
-        (b'{"items": [{"image": "x"}], "output": "best"}', "output", "best"),
-        (b'{"items": [{"image": "x"}], "encoding_format": "hex"}', "encoding_format", "hex"),
+        (b'{"items": [{"image": "x"}], "output": "best"}', "output", "'best'; it is one of pooled, tokens"),
+        (b'{"items": [{"image": "x"}], "encoding_format": "hex"}', "encoding_format", "it is one of base64, float"),
+        (b'{"items": [{"image": "\\ud800"}]}', None, "surrogate"),
+        (b'{"items": [{"image": "\\udc00"}]}', None, "surrogate"),
+        (b'{"items": [{"image": "x"}]', None, "truncated"),
         (b'{"items": [{"image": "x"}], "request_id": ""}', "request_id", "1 to 128"),
         (json.dumps(body("x", request_id="x" * 129)).encode(), "request_id", "1 to 128"),
         (json.dumps(body("x", request_id="a\nb")).encode(), "request_id", "printable"),
@@ -202,6 +205,16 @@ async def test_a_body_is_accounted_for_until_the_reply(client: httpx.AsyncClient
         reply = await client.post("/v1/encode", content=sent)
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "OVERLOADED")
         assert "retry-after" in reply.headers
+
+
+async def test_items_that_fail_here_are_counted_once(client: httpx.AsyncClient, service: FakeService) -> None:
+    service.answer = failing(EncoderError(ErrorCode.WORKER_DIED, "died"), width=6)
+    reply = await client.post("/v1/encode", json=body("data:,", picture(5), "data:;base64,AAAA", picture(6)))
+    assert [entry["status"] for entry in reply.json()["data"]] == ["error", "ok", "error", "error"]
+    assert service.refused == [ErrorCode.INVALID_REQUEST, ErrorCode.MEDIA_UNSUPPORTED]
+    await client.post("/v1/encode", json=body("data:,"))
+    await client.post("/v1/encode", content=b"{")
+    assert len(service.refused) == 3
 
 
 async def test_request_ids(client: httpx.AsyncClient) -> None:

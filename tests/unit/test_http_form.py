@@ -166,6 +166,10 @@ async def test_refused_forms(
         (b"", FORM_TYPE, "closing boundary"),
         (b"secret", FORM_TYPE, "malformed near byte 0"),
         (part("image") + b"--xyzzy garbage", FORM_TYPE, "malformed"),
+        (b"a preamble\r\n" + form(part("image")), FORM_TYPE, "malformed near byte 0"),
+        (form(part("image")) + b"secret", FORM_TYPE, "goes on after its closing boundary"),
+        (form(part("image")) + b"\r\n" * 9 + form(part("image")), FORM_TYPE, "goes on after its closing boundary"),
+        (b"--xyzzy--\r\nsecret", FORM_TYPE, "goes on after its closing boundary"),
     ],
 )
 async def test_broken_forms(client: httpx.AsyncClient, content: bytes, kind: str, says: str) -> None:
@@ -243,13 +247,15 @@ def parsed(body: bytes, cuts: Sequence[int]) -> list[str]:
     return [item.code.value if isinstance(item, EncoderError) else item.digest for item in items]
 
 
-CONTENTS = [PICTURE, b"\r\n--xyzz\r\n-" + PICTURE, PICTURE + b"\r\n--xyzz", b"\r", b"\r\n\r\n"]
-BODY = form(*[part("image", content) for content in CONTENTS])
+CONTENTS = [PICTURE, b"\r\n--xyzz\r\n-" + PICTURE, PICTURE + b"\r\n--xyzz", b"\r", b"\r\n\r\n", b"a--xyzzy--\r\n"]
+BODY = form(*[part("image", content) for content in CONTENTS]) + b"\r\n \r\n"
 
 
 @given(st.lists(st.integers(0, len(BODY)), max_size=30))
 def test_pieces_do_not_matter(cuts: list[int]) -> None:
     assert parsed(BODY, cuts) == parsed(BODY, [])
+    with pytest.raises(EncoderError, match="goes on"):
+        parsed(BODY + b"x", [*cuts, len(BODY)] if len(cuts) % 2 else cuts)
 
 
 @given(st.lists(st.sampled_from([b"--xyzzy", b"\r\n", b"-", b": ", b"image", b";", b'"', b"name=", b"\x00", PICTURE])))

@@ -7,7 +7,9 @@ import base64
 import json
 import signal
 import socket
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import httpx
@@ -48,6 +50,52 @@ async def test_a_vanished_client_cancels_at_once(served: Served) -> None:
     half.close()
     await asyncio.sleep(0.05)
     assert served.service.reserved == 0
+
+
+@contextmanager
+def busy_pool(served: Served) -> Iterator[None]:
+    """All threads of the front end have something else to do, while the context is open."""
+    until = threading.Event()
+    for _ in range(8):
+        served.front_end.shared.pool.submit(until.wait, 20)
+    try:
+        yield
+    finally:
+        until.set()
+
+
+@pytest.mark.parametrize("kind", ["application/json", "image/png", "multipart/form-data; boundary=b"])
+async def test_what_waits_for_a_thread_is_dropped_when_its_client_goes(served: Served, kind: str) -> None:
+    body = {"a": GOOD, "i": picture_file(5), "m": form_of(picture_file(5))}[kind[0]]
+    with busy_pool(served):
+        wire = await served.connect()
+        wire.send(post(body, f"Content-Type: {kind}"))
+        async with asyncio.timeout(3):
+            while not served.service.reserved:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            wire.close()
+            while served.service.reserved:
+                await asyncio.sleep(0.01)
+    wire = await served.connect()
+    wire.send(post(GOOD, "X-Request-Id: next"))
+    assert (await wire.reply()).status == 200
+    assert [request.request_id for request in served.service.seen] == ["next"]
+
+
+async def test_waiting_for_a_thread_is_part_of_the_requests_time() -> None:
+    config = replace(CONFIG, limits=replace(CONFIG.limits, request_timeout_s=1.5))
+    async with serve_fake(Timeouts(), config) as served:
+        wire, late = await served.connect(), await served.connect()
+        with busy_pool(served):
+            late.send(post(GOOD))
+            reply = await late.reply()
+            assert (reply.status, reply.code) == (504, "DEADLINE_EXCEEDED")
+            wire.send(post(GOOD))
+            await asyncio.sleep(0.5)
+        assert (await wire.reply()).status == 200
+        assert served.service.seen[-1].deadline_s is not None
+        assert served.service.seen[-1].deadline_s < 1.1
 
 
 async def test_stop_closes_idle_connections_and_finishes_others(served: Served) -> None:

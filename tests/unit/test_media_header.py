@@ -13,11 +13,11 @@ from PIL import Image, PngImagePlugin
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from spmd_encoder.errors import ErrorCode
-from spmd_encoder.media.header import MAX_PARTS, READERS, HeaderError, HeaderTooLongError, read_size
+from spmd_encoder.media.header import MAX_BLOCKS, READERS, HeaderError, HeaderTooLongError, read_size
 from spmd_encoder.media.image import FORMATS, HAS_AVIF, probe
 from tests.unit.test_media_image import refused, sample, save
 
-MANY = MAX_PARTS + 1
+MANY = MAX_BLOCKS + 1
 NOISE = random.Random(3).randbytes(5 * 2**20)
 
 

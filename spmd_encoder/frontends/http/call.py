@@ -46,6 +46,7 @@ class Call:
     account: Account
     exchange: Exchange
     request_id: str
+    _deadline: float | None = None
 
     def name_request(self, request_id: str | None) -> None:
         """Take the id that the body gave, if any; it wins over the header's."""
@@ -56,6 +57,20 @@ class Call:
         """`body_chunks` within this server's limits."""
         max_bytes = self.backend.config.server.max_body_bytes
         return body_chunks(self.request, self.account, max_bytes=max_bytes, timeouts=self.backend.timeouts)
+
+    async def read(self, job: Callable[[], T]) -> T:
+        """The result of `job`, which reads a body that is here, off the event loop and within the request's time.
+
+        It is dropped where it has not begun when the client disconnects or the time is over. Raises what `job` raises,
+        and `EncoderError` CANCELLED or DEADLINE_EXCEEDED.
+        """
+        try:
+            async with asyncio.timeout_at(self._time_is_over()):
+                return await unless_gone(self.backend.run(job), self.request.receive)
+        except TimeoutError:
+            raise EncoderError(
+                ErrorCode.DEADLINE_EXCEEDED, "the request's time was over before it was read (--request-timeout-s)"
+            ) from None
 
     async def outcomes(
         self, items: Sequence[SourceItem], *, output: OutputKind | None, name: ItemNaming, all_or_none: bool = False
@@ -76,15 +91,23 @@ class Call:
         """The result of `job`, which writes `outcomes` in `encoding`: in a thread where that is heavy."""
         return await self.backend.run(job) if is_heavy(outcomes, encoding) else job()
 
+    def _time_is_over(self) -> float:
+        """When the request's time is over, in the loop's time: it begins when the body is here."""
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self.backend.config.limits.request_timeout_s
+        return self._deadline
+
     async def _fetch_and_encode(
         self, items: Sequence[SourceItem], output: OutputKind | None, name: ItemNaming, all_or_none: bool
     ) -> list[ItemOutcome]:
         def check(parsed: Sequence[ParsedItem]) -> None:
-            bad = next((item for item in parsed if isinstance(item, EncoderError)), None)
-            if all_or_none and bad is not None:
+            if all_or_none and (bad := _first_error(parsed)) is not None:
                 raise bad
 
         backend = self.backend
+        if all_or_none and (known := _first_error(items)) is not None:
+            backend.service.item_refused(known.code)
+            raise known
         return await fetch_and_encode(
             backend.service,
             items,
@@ -94,7 +117,7 @@ class Call:
             reserve=self.account.add,
             request_id=self.request_id,
             output=output,
-            timeout_s=backend.config.limits.request_timeout_s,
+            timeout_s=self._time_is_over() - asyncio.get_running_loop().time(),
             check=check,
             name=name,
         )
@@ -116,6 +139,10 @@ async def unless_gone(work: Coroutine[None, None, T], receive: Receive) -> T:
         task.cancel()
         gone.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
+
+
+def _first_error(items: Sequence[SourceItem]) -> EncoderError | None:
+    return next((item for item in items if isinstance(item, EncoderError)), None)
 
 
 async def disconnected(receive: Receive) -> None:

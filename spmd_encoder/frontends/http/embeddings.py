@@ -28,7 +28,7 @@ from spmd_encoder.frontends.http.content import BodyKind, body_kind
 from spmd_encoder.frontends.http.decode import decode_json
 from spmd_encoder.frontends.http.errors import HttpError
 from spmd_encoder.frontends.http.openapi import EMBEDDINGS_REPLIES, EMBEDDINGS_REQUEST
-from spmd_encoder.frontends.http.options import Encoding, check_no_query
+from spmd_encoder.frontends.http.options import Encoding
 from spmd_encoder.frontends.http.readers import read_json
 from spmd_encoder.frontends.http.render import Rendered
 from spmd_encoder.frontends.http.render_openai import render_openai
@@ -69,6 +69,12 @@ class _Parsed:
     dimensions: int | None
 
 
+_NO_PICTURE = (
+    "this server embeds pictures, not text; send each as a data URI (data:image/png;base64,...) or a URL "
+    '(https://...), alone or as {"image": "..."} or {"type": "image_url", "image_url": {"url": "..."}}'
+)
+
+
 def embeddings_routes(backend: Backend) -> APIRouter:
     router = APIRouter()
 
@@ -88,18 +94,18 @@ def embeddings_routes(backend: Backend) -> APIRouter:
 async def _embeddings(call: Call) -> Rendered:
     backend = call.backend
     body_kind(call.request, BodyKind.JSON)
-    check_no_query(call.request)
+    _check_pooled(known_model(backend.service))  # before any picture is read
     parse = partial(_parse, max_items=backend.max_items, limits=backend.item_limits)
     parsed = await read_json(call, parse)
     model = _check_model(backend, parsed.model)
-    _check_vectors(known_model(backend.service), parsed.dimensions)
+    _check_dimensions(known_model(backend.service), parsed.dimensions)
     outcomes = await call.outcomes(parsed.items, output=OutputKind.POOLED, name=parsed.name, all_or_none=True)
     job = partial(render_openai, model, outcomes, parsed.encoding, parsed.name)
     return await call.rendered(job, outcomes, parsed.encoding)
 
 
 def _parse(body: bytearray, *, max_items: int, limits: ItemLimits) -> _Parsed:
-    """Raises the first bad item's error: there are no partial results, so the rest need not be looked at."""
+    """Only up to the first bad item: there are no partial results, so the rest need not be looked at."""
     decoded = decode_json(body, _Body)
     body.clear()
     given = decoded.input
@@ -108,10 +114,9 @@ def _parse(body: bytearray, *, max_items: int, limits: ItemLimits) -> _Parsed:
     check_count(len(inputs), max_items, param="input")
     items: list[SourceItem] = []
     for index in range(len(inputs)):
-        item = parse_item(Modality.IMAGE, _text_of(inputs[index], name(index)), limits, name(index))
-        if isinstance(item, EncoderError):
-            raise item
-        items.append(item)
+        items.append(_source(inputs[index], limits, name(index)))
+        if isinstance(items[-1], EncoderError):
+            break
         inputs[index] = ""  # its text is not needed any more
     return _Parsed(items, name, decoded.encoding_format or "float", decoded.model, decoded.dimensions)
 
@@ -124,8 +129,8 @@ def _name_in_list(index: int) -> str:
     return f"input[{index}]"
 
 
-def _text_of(entry: str | _Object | int | list[Any], name: str) -> str:
-    """The data URI or URL of one input. Raises `EncoderError` INVALID_REQUEST where it is something else."""
+def _source(entry: str | _Object | int | list[Any], limits: ItemLimits, name: str) -> SourceItem:
+    """One input; its failure is a value."""
     text: str | None = None
     match entry:
         case str():
@@ -135,13 +140,8 @@ def _text_of(entry: str | _Object | int | list[Any], name: str) -> str:
         case _Object(image=None, image_url=_ImageUrl(url=url), type="image_url"):
             text = url
     if text is not None and (text[:5].lower() == "data:" or is_remote(text)):
-        return text
-    raise EncoderError(
-        ErrorCode.INVALID_REQUEST,
-        "this server embeds pictures, not text; send each as a data URI (data:image/png;base64,...) or a URL "
-        '(https://...), alone or as {"image": "..."} or {"type": "image_url", "image_url": {"url": "..."}}',
-        param=name,
-    )
+        return parse_item(Modality.IMAGE, text, limits, name)
+    return EncoderError(ErrorCode.INVALID_REQUEST, _NO_PICTURE, param=name)
 
 
 def _check_model(backend: Backend, model: str | None) -> str:
@@ -152,8 +152,8 @@ def _check_model(backend: Backend, model: str | None) -> str:
         raise HttpError(404, "model_not_found", error.message, param=error.param) from None
 
 
-def _check_vectors(info: ModelInfo, dimensions: int | None) -> None:
-    """Raises `EncoderError` INVALID_REQUEST where `info` has no vector per picture, or not of `dimensions` values."""
+def _check_pooled(info: ModelInfo) -> None:
+    """Raises `EncoderError` INVALID_REQUEST where the model has no vector per picture."""
     if OutputKind.POOLED not in info.outputs:
         raise EncoderError(
             ErrorCode.INVALID_REQUEST,
@@ -161,6 +161,10 @@ def _check_vectors(info: ModelInfo, dimensions: int | None) -> None:
             '"output": "tokens"',
             param="model",
         )
+
+
+def _check_dimensions(info: ModelInfo, dimensions: int | None) -> None:
+    """Raises `EncoderError` INVALID_REQUEST where its vectors have not `dimensions` values."""
     dim = info.embedding_dims[OutputKind.POOLED]
     if dimensions not in (None, dim):
         raise EncoderError(

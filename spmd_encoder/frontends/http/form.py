@@ -36,36 +36,47 @@ class Form:
         """Raises `EncoderError` INVALID_REQUEST where `content_type` has no usable boundary."""
         self._max_items = max_items
         self._limits = limits
-        self._items: list[ParsedItem] = []
+        self._files: list[bytes | EncoderError] = []
         self._fields: list[tuple[str, str]] = []
         self._num_bytes = 0
         self._is_complete = False
+        self._closing = b""
+        # As if a line ended before the form, so that a first boundary is like any other.
+        self._tail = b"\r\n"
         self._start_part()
         self._parser = self._new_parser(content_type)
 
     def feed(self, block: bytes) -> None:
         """Raises `EncoderError` INVALID_REQUEST for a malformed form, TOO_LARGE for too many items."""
+        rest = block if self._is_complete else b""
         try:
             self._parser.write(block)
         except FormParserError as error:
             # The parser's own words may quote the body.
             where = self._num_bytes + max(0, getattr(error, "offset", 0))
             raise _invalid(f"the multipart body is malformed near byte {where}") from None
+        if self._is_complete and not rest:  # the parser passes over what follows, and does not say where it begins
+            rest = (self._tail + block).partition(self._closing)[2]
+        if rest.strip():
+            raise _invalid("the multipart body goes on after its closing boundary")
+        self._tail = (self._tail + block[-len(self._closing) :])[-len(self._closing) :]
         self._num_bytes += len(block)
 
     def finish(self, block: bytes) -> tuple[list[ParsedItem], Options]:
-        """Take the last block; what the whole form says. Raises as `feed` and `options_of` do."""
+        """Take the last block; what the whole form says, its files read. Raises as `feed` and `options_of` do."""
         self.feed(block)
         if not self._is_complete:
             raise _invalid("the multipart body ends before its closing boundary")
-        check_count(len(self._items), self._max_items)
-        return self._items, options_of(self._fields)
+        check_count(len(self._files), self._max_items)
+        options = options_of(self._fields)
+        return [self._take(index) for index in range(len(self._files))], options
 
     def _new_parser(self, content_type: str) -> MultipartParser:
         _, parameters = parse_options_header(content_type)
         boundary = parameters.get(b"boundary")
         if not boundary:
             raise _invalid("the Content-Type multipart/form-data has no boundary")
+        self._closing = b"\r\n--" + boundary + b"--"
         callbacks: MultipartCallbacks = {
             "on_part_begin": self._start_part,
             "on_header_field": self._on_header_field,
@@ -106,7 +117,7 @@ class Form:
     def _on_headers_finished(self) -> None:
         self._name = self._part_name()
         if self._name in FILE_NAMES:
-            check_count(len(self._items) + 1, self._max_items)
+            check_count(len(self._files) + 1, self._max_items)
             self._max_size = self._limits.max_bytes
         elif self._name in OPTION_NAMES:
             self._max_size = _MAX_OPTION_BYTES
@@ -135,19 +146,24 @@ class Form:
     def _on_part_end(self) -> None:
         content, self._content = self._content.getvalue(), BytesIO()
         if self._name in FILE_NAMES:
-            self._items.append(self._item(content, item_name(len(self._items))))
+            self._files.append(self._file(content, item_name(len(self._files))))
             return
         try:
             self._fields.append((self._name, content.decode()))
         except UnicodeDecodeError:
             raise _invalid(f"`{self._name}` is not UTF-8", param=self._name) from None
 
-    def _item(self, content: bytes, name: str) -> ParsedItem:
+    def _file(self, content: bytes, name: str) -> bytes | EncoderError:
         try:
             check_size(self._size, self._limits.max_bytes)
         except EncoderError as error:
             return error.at(name)
-        return read_item(Modality.IMAGE, content, self._limits, name)
+        return content
+
+    def _take(self, index: int) -> ParsedItem:
+        """The item of a file, which is forgotten."""
+        file, self._files[index] = self._files[index], b""
+        return read_item(Modality.IMAGE, file, self._limits, item_name(index)) if isinstance(file, bytes) else file
 
     def _on_end(self) -> None:
         self._is_complete = True

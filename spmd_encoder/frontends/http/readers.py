@@ -64,7 +64,7 @@ async def read_encode_request(call: Call) -> ParsedRequest:
 async def read_json(call: Call, parse: Callable[[bytearray], T]) -> T:
     """What `parse` makes of the whole body, off the event loop."""
     body = await read_body(call.body())
-    return await call.backend.run(partial(parse, body))
+    return await call.read(partial(parse, body))
 
 
 def _parse_json(body: bytearray, *, max_items: int, limits: ItemLimits) -> ParsedRequest:
@@ -87,7 +87,7 @@ async def _read_form(call: Call) -> ParsedRequest:
         if size >= _BLOCK_BYTES:
             await backend.run(partial(form.feed, b"".join(block)))
             block, size = [], 0
-    items, options = await backend.run(partial(form.finish, b"".join(block)))
+    items, options = await call.read(partial(form.finish, b"".join(block)))
     return ParsedRequest([*items], options)
 
 
@@ -96,4 +96,4 @@ async def _read_raw(call: Call) -> ParsedRequest:
     async for chunk in call.body():
         file.write(chunk)
     read = partial(read_item, Modality.IMAGE, file.getvalue(), call.backend.item_limits, item_name(0))
-    return ParsedRequest([await call.backend.run(read)], Options())
+    return ParsedRequest([await call.read(read)], Options())
