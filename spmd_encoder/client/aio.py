@@ -11,11 +11,12 @@ from typing import Any, Self, TypeVar
 import httpx
 from numpy.typing import NDArray
 
+from spmd_encoder.client.arrays import ArrayKind
 from spmd_encoder.client.base import ClientBase
 from spmd_encoder.client.chunks import Chunker
 from spmd_encoder.client.flows import Broken, Flow, Load, OutputKind, Pause, Send
 from spmd_encoder.client.reply import Reply
-from spmd_encoder.client.results import ArrayKind, Result, all_good, stack
+from spmd_encoder.client.results import Result, all_good, stack
 from spmd_encoder.client.sources import ImageLike, Source, reject_single, source_of
 from spmd_encoder.client.transport import Collector, broken, request_arguments
 

@@ -14,9 +14,10 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from spmd_encoder.client.arrays import ArrayKind
 from spmd_encoder.client.errors import BadReplyError, ItemError, NoReplyError, NoReplyInTimeError
 from spmd_encoder.client.reply import SAFETENSORS, Reply, failed, json_of, results_of
-from spmd_encoder.client.results import ArrayKind, Result
+from spmd_encoder.client.results import Result
 from spmd_encoder.client.retry import RETRYABLE_STATUSES, RetryPolicy, retry_after_s
 from spmd_encoder.client.sources import Source
 

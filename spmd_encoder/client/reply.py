@@ -9,8 +9,9 @@ from typing import Any, Literal, NoReturn, TypeVar
 import msgspec
 
 from spmd_encoder.client import safetensors
+from spmd_encoder.client.arrays import ArrayKind
 from spmd_encoder.client.errors import BadReplyError, BusyError, ItemError, RefusedError
-from spmd_encoder.client.results import ArrayKind, Result
+from spmd_encoder.client.results import Result
 from spmd_encoder.client.retry import RETRYABLE_STATUSES, retry_after_s
 from spmd_encoder.client.sources import Source
 

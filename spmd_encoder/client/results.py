@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from spmd_encoder.client.arrays import ArrayKind, to_numpy, to_torch
 from spmd_encoder.client.errors import BadReplyError, ItemError, ItemsFailedError
 from spmd_encoder.client.safetensors import Tensor
 
 if TYPE_CHECKING:
     import torch
-
-ArrayKind = Literal["numpy", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,22 +57,13 @@ class Result:
         """The embedding as a numpy array. Raises this picture's `ItemError`."""
         if self.error is not None:
             raise self.error
-        if self.dtype == "bfloat16":  # the upper half of a float32
-            values = (np.frombuffer(self.data, "<u2").astype("<u4") << 16).view("<f4")
-        else:
-            values = np.frombuffer(self.data, np.dtype(self.dtype).newbyteorder("<")).copy()
-        return values.reshape(self.shape)
+        return to_numpy(self.data, self.dtype, self.shape)
 
     def torch(self) -> torch.Tensor:
         """The embedding as a CPU tensor in the server's dtype. Raises this picture's `ItemError`."""
-        import torch
-
         if self.error is not None:
             raise self.error
-        dtype = getattr(torch, self.dtype)
-        if not self.data:  # frombuffer takes no empty buffer
-            return torch.empty(self.shape, dtype=dtype)
-        return torch.frombuffer(bytearray(self.data), dtype=dtype).reshape(self.shape)
+        return to_torch(self.data, self.dtype, self.shape)
 
     def tensor(self) -> Tensor:
         """As it goes into a safetensors file."""
