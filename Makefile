@@ -7,7 +7,7 @@ COMPAT_VENV ?= .venv-compat
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test check pytest lint format format-check types imports readme compat clean
+.PHONY: setup demo test check pytest lint format format-check types imports readme protos compat clean
 
 setup: $(VENV)/.dev
 
@@ -40,6 +40,10 @@ imports: $(VENV)/.dev
 # Writes the generated parts of the documents: tables of flags, and the tree.
 readme: $(VENV)/.dev
 	$(BIN)/python -m tests.harness.readme
+
+# Writes the gRPC messages in Python anew from their .proto files.
+protos: $(VENV)/.dev
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. spmd_encoder/frontends/grpc/protos/*.proto
 
 # SGLang's own receiver against this server: some 2.3 GB, some minutes. Not part of `make test`.
 compat: $(VENV)/.dev $(COMPAT_VENV)/.ready

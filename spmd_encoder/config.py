@@ -54,16 +54,17 @@ class ParallelConfig:
     )
     frontend: str = flag(
         "node0",
-        "who may host HTTP: only node 0's lowest leader, or the lowest leader of any node whose port is free",
+        "who may host HTTP and gRPC: only node 0's lowest leader, or the lowest leader of any node whose port is free",
         choices=("node0", "any"),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    host: str = flag("127.0.0.1", "address that HTTP listens on")
+    host: str = flag("127.0.0.1", "address that HTTP and gRPC listen on")
     port: int = flag(30000, "port that HTTP listens on")
-    max_body_bytes: int = flag(256 * 2**20, "largest request body")
+    grpc_port: int | None = flag(None, "port that gRPC listens on, too; needs the extra `[grpc]`; off without it")
+    max_body_bytes: int = flag(256 * 2**20, "largest request body; over gRPC the largest message, either way")
     max_items_per_request: int = flag(256, "most items in one request")
     max_image_pixels: int = flag(100_000_000, "most pixels of one picture, read from its header")
     max_image_bytes: int = flag(64 * 2**20, "largest media file, after base64")
@@ -328,7 +329,7 @@ def _build(values: Mapping[str, Any]) -> Config:
     return Config(**sections, faults=values.get("faults", ""))
 
 
-_MAY_BE_ZERO = frozenset({"port", "cache_bytes", "media_url_max_file_size_mb"})
+_MAY_BE_ZERO = frozenset({"port", "grpc_port", "cache_bytes", "media_url_max_file_size_mb"})
 
 
 def _validate(config: Config) -> None:
@@ -337,8 +338,9 @@ def _validate(config: Config) -> None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and not value > (-1 if field.name in _MAY_BE_ZERO else 0):
             raise StartupError(f"{flag_name(field)} must be positive, not {value}", exit_code=2)
-    if not 0 <= config.server.port <= 65535:
-        raise StartupError(f"--port must be 0 to 65535, not {config.server.port}", exit_code=2)
+    for name, port in (("--port", config.server.port), ("--grpc-port", config.server.grpc_port)):
+        if port is not None and not 0 <= port <= 65535:
+            raise StartupError(f"{name} must be 0 to 65535, not {port}", exit_code=2)
     class_path(config.sglang.sglang_embedding_class)
     check_bootstraps(config.sglang.encoder_register_urls)
     check_hosts(config.destinations.push_allowed_hosts)

@@ -89,7 +89,7 @@ FLAGS: tuple[Foreign, ...] = (
     Foreign("--language-model-only", _REFUSED, _LANGUAGE_SIDE, 0),
     Foreign("--encoder-urls", _REFUSED, _LANGUAGE_SIDE, "*"),
     Foreign("--encoder-bootstrap-port", _REFUSED, _LANGUAGE_SIDE + "; name its address in --encoder-register-urls"),
-    Foreign("--grpc-mode", _REFUSED, "HTTP only; language servers use it unless told otherwise", 0),
+    Foreign("--grpc-mode", _REFUSED, "--grpc-port serves gRPC beside HTTP, on a port of its own", 0),
     Foreign("--attn-cp-size", _REFUSED, "use --tp-size or more replicas", harmless=("1",)),
     Foreign("--pp-size", _REFUSED, "use --tp-size or more replicas", harmless=("1",)),
     Foreign("--quantization", _REFUSED, "weights are served in the dtype of --dtype"),

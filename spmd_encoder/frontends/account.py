@@ -45,3 +45,8 @@ class Account:
             step = min(step, self._max_bytes - self._reserved)
             self._held.enter_context(self._service.reserve(step))
             self._reserved += step
+
+    def hand_over(self) -> ExitStack:
+        """Who holds the bytes from now on, those that came and those to come, apart from the request."""
+        self._held = self._held.pop_all()
+        return self._held

@@ -1,4 +1,4 @@
-"""What only a front-end candidate's keeper has: the port, HTTP, the dispatcher."""
+"""What only a front-end candidate's keeper has: the ports, the front ends, the dispatcher."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import socket
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from spmd_encoder.dispatcher.dispatcher import DPDispatcher
 from spmd_encoder.distributed.layout import Layout
 from spmd_encoder.errors import StartupError
 from spmd_encoder.frontends.base import FrontEnd
-from spmd_encoder.frontends.registry import load_front_end
+from spmd_encoder.frontends.registry import FRONT_ENDS, load_front_end, wanted_ports
+from spmd_encoder.frontends.shared import Shared
 from spmd_encoder.keeper.bootstrap import Registration, advertised_url
 from spmd_encoder.keeper.descriptors import max_connections
 from spmd_encoder.runtime.control import launch_dp_runtime
@@ -27,14 +29,28 @@ BACKLOG = 2048
 REPLIES_TIMEOUT_S = 2.0
 
 
-def bind_port(server: ServerConfig) -> socket.socket:
-    """Bound and listening: binding alone proves nothing. Raises StartupError (exit code 3)."""
+def bind_ports(server: ServerConfig) -> dict[str, socket.socket]:
+    """Every front end's socket, bound and listening: binding alone proves nothing.
+
+    Raises StartupError: exit code 3 where a port cannot be had, 2 where a front end is not installed.
+    """
+    bound: dict[str, socket.socket] = {}
+    try:
+        for name, port in wanted_ports(server).items():
+            bound[name] = _bind(server.host, port, FRONT_ENDS[name].flag)
+    except StartupError:
+        _close_all(bound)
+        raise
+    return bound
+
+
+def _bind(host: str, port: int, flag: str) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
-            server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise StartupError(f"--host {server.host} is no address of this machine: {error}", exit_code=3) from None
+        raise StartupError(f"--host {host} is no address of this machine: {error}", exit_code=3) from None
     sock = socket.socket(family, kind, proto)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -42,59 +58,84 @@ def bind_port(server: ServerConfig) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        where = f"{server.host}:{server.port}"
+        where = f"{host}:{port}"
         why = f"{where} is taken by another process" if error.errno == errno.EADDRINUSE else f"{where}: {error}"
-        raise StartupError(f"cannot listen, {why}; choose another --port or --host", exit_code=3) from None
+        raise StartupError(f"cannot listen, {why}; choose another {flag} or --host", exit_code=3) from None
     sock.setblocking(False)
     return sock
 
 
+def _close_all(socks: Mapping[str, socket.socket]) -> None:
+    for sock in socks.values():
+        sock.close()
+
+
 class FrontHost:
-    """The front end and the dispatcher of a candidate, answering from the first moment on."""
+    """The front ends and the dispatcher of a candidate, answering from the first moment on."""
 
     def __init__(
-        self, dispatcher: DPDispatcher, endpoint: Endpoint, front_end: FrontEnd, stack: AsyncExitStack
+        self,
+        dispatcher: DPDispatcher,
+        endpoint: Endpoint,
+        front_ends: Mapping[str, FrontEnd],
+        stack: AsyncExitStack,
     ) -> None:
         self.dispatcher = dispatcher
         self.endpoint = endpoint
-        self._front_end = front_end
+        self._front_ends = front_ends
         self._stack = stack
-        self._serving = asyncio.create_task(front_end.serve(), name="front-end")
+        self._serving = {
+            name: asyncio.create_task(front_end.serve(), name=f"front-end-{name}")
+            for name, front_end in front_ends.items()
+        }
 
     @classmethod
-    async def open(cls, config: Config, layout: Layout, sock: socket.socket, *, run_dir: Path, host: str) -> FrontHost:
-        """Takes over `sock`, as `bind_port` gave it."""
+    async def open(
+        cls, config: Config, layout: Layout, socks: Mapping[str, socket.socket], *, run_dir: Path, host: str
+    ) -> FrontHost:
+        """Takes over `socks`, as `bind_ports` gave them."""
         stack = AsyncExitStack()
+        names = {name: sock.getsockname() for name, sock in socks.items()}
+        url = advertised_url(socks["http"])
+        front_ends = {}
         try:
             dispatcher, endpoint = await launch_dp_runtime(config, layout, run_dir=run_dir, host=host, stack=stack)
-            front_end = load_front_end("http")(dispatcher, config, sock, max_connections=max_connections())
+            shared = Shared.open(dispatcher, config)
+            stack.push_async_callback(shared.close)
+            share = max_connections() // len(socks)
+            for name, sock in socks.items():
+                make = load_front_end(name)
+                front_ends[name] = make(dispatcher, config, sock, max_connections=share, shared=shared)
         except BaseException:
-            sock.close()
+            _close_all(socks)
             await stack.aclose()
             raise
         if bootstraps := config.sglang.encoder_register_urls:
-            registration = Registration(bootstraps, advertised_url(sock), dispatcher.ready_state)
+            registration = Registration(bootstraps, url, dispatcher.ready_state)
             # Undone first, before the dispatcher ends.
             stack.push_async_callback(registration.close)
-        name = sock.getsockname()
-        shown = f"[{name[0]}]" if ":" in name[0] else name[0]
-        log.info("listening on http://%s:%d", shown, name[1])
-        return cls(dispatcher, endpoint, front_end, stack)
+        for protocol, name in names.items():
+            log.info("listening on %s://%s:%d", protocol, f"[{name[0]}]" if ":" in name[0] else name[0], name[1])
+        return cls(dispatcher, endpoint, front_ends, stack)
 
     async def wait_failed(self) -> Stop:
         """Resolves when the world must end because of what lives here."""
         ended = self.dispatcher.ended
-        watched: set[asyncio.Future[Any]] = {ended, self._serving}
+        watched: set[asyncio.Future[Any]] = {ended, *self._serving.values()}
         await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             return ended.result()
-        error = None if self._serving.cancelled() else self._serving.exception()
-        return Stop(exit_code=1, reason=f"the front end ended: {error!r}")
+        name, task = next((name, task) for name, task in self._serving.items() if task.done())
+        error = None if task.cancelled() else task.exception()
+        return Stop(exit_code=1, reason=f"the {name} front end ended: {error!r}")
 
     async def close(self) -> None:
-        """Send the replies that are ready, close the port, then the dispatcher."""
-        self._front_end.stop(REPLIES_TIMEOUT_S)
-        await asyncio.wait({self._serving}, timeout=REPLIES_TIMEOUT_S + 2.0)
-        self._serving.cancel()
-        await asyncio.gather(self._serving, return_exceptions=True)
+        """Send the replies that are ready, close the ports, then the dispatcher."""
+        for front_end in self._front_ends.values():
+            front_end.stop(REPLIES_TIMEOUT_S)
+        serving = self._serving.values()
+        await asyncio.wait(serving, timeout=REPLIES_TIMEOUT_S + 2.0)
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
         await self._stack.aclose()

@@ -17,7 +17,7 @@ from spmd_encoder.config import Config
 from spmd_encoder.distributed.layout import Layout
 from spmd_encoder.errors import StartupError
 from spmd_encoder.keeper.control_client import ControlClient, DispatcherLostError
-from spmd_encoder.keeper.front import FrontHost, bind_port
+from spmd_encoder.keeper.front import FrontHost, bind_ports
 from spmd_encoder.keeper.nursery_watch import NurseryWatch
 from spmd_encoder.keeper.rank_worker import RankWorker
 from spmd_encoder.keeper.run_dir import RunDir
@@ -29,6 +29,7 @@ from spmd_encoder.wire.messages import Endpoint, NurseryStarted, Stop, WorkerSpe
 
 log = logging.getLogger(__name__)
 
+EXIT_PORT = 3
 EXIT_WORLD_LOST = 4
 EXIT_DRAIN_CUT = 5
 LAST_GRACE_S = 3.0
@@ -76,7 +77,7 @@ class Keeper:
         if self._env.under_torchrun:
             self._tasks.append(signals.follow_launcher(self._launcher))
         try:
-            stop = await self._serve(signals, self._bind_port())
+            stop = await self._serve(signals, self._bind_ports())
         except StartupError as error:
             # Elsewhere the launcher ends the other ranks; the dispatcher may know some of them already.
             if self._front is not None:
@@ -91,8 +92,8 @@ class Keeper:
 
     # -- the parts of a life
 
-    def _bind_port(self) -> socket.socket | None:
-        """The front end's port, where this rank may host it. Raises StartupError (exit code 3) where it is taken."""
+    def _bind_ports(self) -> dict[str, socket.socket] | None:
+        """The front ends' ports, where this rank may host them. Raises StartupError (exit code 3): one is taken."""
         env = self._env
         first = env.rank - env.local_rank
         if self._layout.lowest_leader(range(first, first + env.local_world_size)) != env.rank:
@@ -101,16 +102,16 @@ class Keeper:
         if env.node_rank != 0 and not anywhere:
             return None
         try:
-            return bind_port(self._config.server)
+            return bind_ports(self._config.server)
         except StartupError as error:
-            if not anywhere:
+            if not anywhere or error.exit_code != EXIT_PORT:
                 raise
             log.warning("not a candidate for the front end: %s", error.message)
             return None
 
-    async def _open_front(self, sock: socket.socket) -> None:
+    async def _open_front(self, ports: dict[str, socket.socket]) -> None:
         self._front = await FrontHost.open(
-            self._config, self._layout, sock, run_dir=self._run_dir.path, host=self._host
+            self._config, self._layout, ports, run_dir=self._run_dir.path, host=self._host
         )
         self._front_opened.set()
 
@@ -118,8 +119,8 @@ class Keeper:
         await self._front_opened.wait()
         return await self._front_of().wait_failed()
 
-    async def _serve(self, signals: Signals, port: socket.socket | None) -> Stop:
-        life: asyncio.Task[Stop] = self._spawn(self._live(port))
+    async def _serve(self, signals: Signals, ports: dict[str, socket.socket] | None) -> Stop:
+        life: asyncio.Task[Stop] = self._spawn(self._live(ports))
         drain = self._spawn(_waited(signals.drain))
         end = self._spawn(_waited(signals.end))
         failed: asyncio.Task[Stop] = self._spawn(self._front_failed())
@@ -136,17 +137,17 @@ class Keeper:
         await asyncio.wait({draining, end}, return_when=asyncio.FIRST_COMPLETED)
         return draining.result() if draining.done() else self._forced(signals)
 
-    async def _live(self, port: socket.socket | None) -> Stop:
+    async def _live(self, ports: dict[str, socket.socket] | None) -> Stop:
         """Until the dispatcher says stop. Raises StartupError, or DispatcherLostError as such an end."""
         try:
-            return await self._live_in_group(port)
+            return await self._live_in_group(ports)
         except ExceptionGroup as group:
             first = group.exceptions[0]
             if isinstance(first, DispatcherLostError):
                 raise StartupError(str(first), exit_code=EXIT_WORLD_LOST) from None
             raise first from None
 
-    async def _live_in_group(self, port: socket.socket | None) -> Stop:
+    async def _live_in_group(self, ports: dict[str, socket.socket] | None) -> Stop:
         """Nursery, front end, worker and control connection."""
         if self._env.local_rank == 0 and self._forks:
             self._nursery = NurseryWatch(
@@ -160,8 +161,8 @@ class Keeper:
             if self._nursery is not None:
                 # It imports for seconds: let it begin before this process imports the front end.
                 await self._nursery.launched.wait()
-            if port is not None:
-                await self._open_front(port)
+            if ports is not None:
+                await self._open_front(ports)
             await self._store.start()
             helpers += [group.create_task(self._store.run()), group.create_task(self._worker.run())]
             world = await self._world

@@ -1,4 +1,4 @@
-"""What every front end keeps, whatever its protocol: HTTP, and a trivial one that proves the seam.
+"""What every front end keeps, whatever its protocol: HTTP, gRPC, and a trivial one that proves the seam.
 
 To add a front end: write a `Caller` for it and name it in CALLERS.
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import grpc
 import httpx
 import pytest
 
@@ -23,10 +24,12 @@ from spmd_encoder.api.types import ItemFailure, Modality
 from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import FrontEnd, ItemLimits, check_count, encode_items, item_name, parse_items
+from spmd_encoder.frontends.grpc.protos import encoder_pb2 as pb
 from spmd_encoder.frontends.registry import FRONT_ENDS, load_front_end
 from spmd_encoder.frontends.remote import fetch_items
 from spmd_encoder.media.fetch import MediaFetcher
 from tests.harness.fake_service import FakeService, failing, picture
+from tests.harness.grpc_client import GrpcClient, error_info
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -127,6 +130,32 @@ class HttpCaller:
         return Answer(None, [_http_outcome(item) for item in body["data"]])
 
 
+class GrpcCaller:
+    def listen(self, folder: Path) -> socket.socket:
+        sock = socket.create_server(("127.0.0.1", 0))
+        self.port = sock.getsockname()[1]
+        return sock
+
+    def front_end(self, service: EncoderService, config: Config, sock: socket.socket) -> FrontEnd:
+        return load_front_end("grpc")(service, config, sock)
+
+    async def call(self, uris: list[str]) -> Answer:
+        async with GrpcClient(self.port) as client:
+            try:
+                reply = await client.encode(pb.EncodeRequest(items=[pb.Item(url=uri) for uri in uris]))
+            except grpc.aio.AioRpcError as error:
+                if "grpc-status-details-bin" not in dict(error.trailing_metadata() or ()):
+                    raise ConnectionError(error.details()) from None
+                return Answer(error_info(error)[0], [])
+        return Answer(None, [_grpc_outcome(result) for result in reply.results])
+
+
+def _grpc_outcome(result: pb.ItemResult) -> tuple[str, str | None]:
+    if result.HasField("embedding"):
+        return "ok", result.embedding.data.hex()
+    return result.error.code, result.error.param
+
+
 class LinesCaller:
     def listen(self, folder: Path) -> socket.socket:
         self.path = str(folder / "lines")
@@ -148,7 +177,7 @@ class LinesCaller:
         return Answer(reply["refused"], []) if isinstance(reply, dict) else Answer(None, [tuple(o) for o in reply])
 
 
-CALLERS = {"http": HttpCaller, "lines": LinesCaller}
+CALLERS = {"http": HttpCaller, "grpc": GrpcCaller, "lines": LinesCaller}
 
 
 @dataclass

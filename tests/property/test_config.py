@@ -21,7 +21,7 @@ def values(field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
         return st.sampled_from(["a.b:C", "sglang.srt.disaggregation.encode_receiver:EmbeddingData"])
     if field.name == "encoder_register_urls":
         return st.lists(st.sampled_from(["http://a:8997", "https://b.c"]), max_size=2).map(tuple)
-    if field.name == "port":
+    if field.name in ("port", "grpc_port"):
         return st.integers(0, 65535)
     if isinstance(field.default, bool):
         return st.booleans()

@@ -53,7 +53,7 @@ def another_value(field: dataclasses.Field[Any]) -> Any:
         return ("one.example", "2001:db8::1")
     if isinstance(field.default, int | float):
         return field.default + 1
-    return 7 if field.name in ("dp_size", "preparers") else "something-else"
+    return 7 if field.name in ("dp_size", "preparers", "grpc_port") else "something-else"
 
 
 def test_defaults() -> None:
@@ -110,6 +110,7 @@ def test_no_two_flags_share_a_name() -> None:
         (["--dtype", "float8"], "float8"),
         (["--port", "65536"], "--port"),
         (["--port", "-1"], "--port"),
+        (["--grpc-port", "65536"], "--grpc-port"),
         (["--tp-size", "0"], "--tp-size"),
         (["--dp-size", "-1"], "--dp-size"),
         (["--max-batch-items", "0"], "--max-batch-items"),

@@ -1,0 +1,116 @@
+"""From the native service's messages to items, and from outcomes to its messages. Not for an event loop where large."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from spmd_encoder.api.types import Embedding, ItemFailure, ItemOutcome, Modality, ModelInfo, OutputKind
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.frontends.base import ItemLimits, SourceItem, check_count, item_name, parse_item, read_item
+from spmd_encoder.frontends.grpc.protos import encoder_pb2 as pb
+
+M = TypeVar("M", bound=Message)
+
+_OUTPUTS = MappingProxyType({OutputKind.POOLED: pb.OUTPUT_POOLED, OutputKind.TOKENS: pb.OUTPUT_TOKENS})
+_MODALITIES = MappingProxyType(
+    {Modality.IMAGE: pb.MODALITY_IMAGE, Modality.AUDIO: pb.MODALITY_AUDIO, Modality.VIDEO: pb.MODALITY_VIDEO}
+)
+_IMAGES = (pb.MODALITY_UNSPECIFIED, pb.MODALITY_IMAGE)
+# What a reply has besides the embeddings, for each item at most.
+_ENTRY_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Request:
+    items: list[SourceItem]
+    output: OutputKind | None
+    request_id: str
+    model: str | None
+
+
+def parse(kind: type[M], data: bytes) -> M:
+    """Raises `EncoderError` INVALID_REQUEST."""
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        name = message.DESCRIPTOR.full_name
+        raise EncoderError(ErrorCode.INVALID_REQUEST, f"the message is no {name}") from None
+    return message
+
+
+def read_request(data: bytes, limits: ItemLimits, max_items: int) -> Request:
+    """Hashes the items and reads their headers. Raises `EncoderError` where the request as a whole is wrong."""
+    message = parse(pb.EncodeRequest, data)
+    del data
+    check_count(len(message.items), max_items)
+    output = None
+    if message.output != pb.OUTPUT_UNSPECIFIED:
+        output = next((kind for kind, number in _OUTPUTS.items() if number == message.output), None)
+        if output is None:
+            raise EncoderError(ErrorCode.INVALID_REQUEST, f"there is no output {message.output}", param="output")
+    items: list[SourceItem] = []
+    for index, item in enumerate(message.items):
+        items.append(_source(item, limits, item_name(index)))
+        item.Clear()  # so that each is in memory only once
+    return Request(items, output, message.request_id, message.model or None)
+
+
+def _source(item: pb.Item, limits: ItemLimits, name: str) -> SourceItem:
+    if item.modality not in _IMAGES:
+        return EncoderError(ErrorCode.MEDIA_UNSUPPORTED, "only pictures are encoded by this version", param=name)
+    match item.WhichOneof("source"):
+        case "data":
+            return read_item(Modality.IMAGE, item.data, limits, name)
+        case "url":
+            return parse_item(Modality.IMAGE, item.url, limits, name)
+        case _:
+            return EncoderError(ErrorCode.INVALID_REQUEST, "an item has `data` or `url`", param=name)
+
+
+def reply_bytes(outcomes: Sequence[ItemOutcome]) -> int:
+    """At most how many bytes the reply has."""
+    return sum(_ENTRY_BYTES + (len(memoryview(o.data).cast("B")) if isinstance(o, Embedding) else 0) for o in outcomes)
+
+
+def write_reply(request_id: str, model: str, outcomes: Sequence[ItemOutcome]) -> bytes:
+    reply = pb.EncodeResponse(request_id=request_id, model=model)
+    for outcome in outcomes:
+        result = reply.results.add()
+        if isinstance(outcome, ItemFailure):
+            error = outcome.error
+            result.error.code, result.error.message = error.code.value, error.message
+            result.error.param = error.param or ""
+        else:
+            _fill(result.embedding, outcome)
+    return reply.SerializeToString()
+
+
+def _fill(message: pb.Embedding, embedding: Embedding) -> None:
+    message.modality = _MODALITIES[embedding.modality]
+    message.output = _OUTPUTS[embedding.kind]
+    message.shape.extend(embedding.shape)
+    message.dtype = embedding.dtype
+    message.data = bytes(embedding.data)
+    message.grid.extend(embedding.grid or ())
+    message.num_tokens = embedding.num_tokens
+    message.digest = embedding.digest
+    message.cached = embedding.cached
+
+
+def model_message(info: ModelInfo) -> pb.Model:
+    return pb.Model(
+        id=info.name,
+        dtype=info.dtype,
+        outputs=[_OUTPUTS[kind] for kind in info.outputs],
+        default_output=_OUTPUTS[info.default_output],
+        embedding_dims={kind.value: dim for kind, dim in info.embedding_dims.items()},
+        modalities=[_MODALITIES[modality] for modality in info.modalities],
+        random_weights=info.random_weights,
+        revision=info.revision or "",
+    )
