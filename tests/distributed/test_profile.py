@@ -32,6 +32,12 @@ def world(qwen_tiny: Path, folder: Path) -> Iterator[World]:
     with World(*flags, nproc=4) as world:
         world.start().wait_ready(replicas=2)
         yield world
+        # A world that records also ends cleanly.
+        start(world)
+        encode(world, 700, count=4)
+        world.terminate()
+        world.wait_end()
+        assert world.exit_codes() == dict.fromkeys(range(4), 0), world.log()[-3000:]
 
 
 def said(reply: httpx.Response, status: int = 200) -> list[str]:
