@@ -115,7 +115,7 @@ class LimitsConfig:
     preparers: int | None = flag(
         None, "processes per replica that decode and preprocess (default: half of the leader's share of cores, 1 to 8)"
     )
-    preprocess_timeout_s: float = flag(60.0, "an item that takes longer to decode and preprocess fails")
+    preprocess_timeout_s: float = flag(20.0, "an item that takes longer to decode and preprocess fails")
     cache_bytes: int = flag(
         256 * 2**20, "bytes of results that each replica keeps, to answer equal items without a forward; 0 is off"
     )
