@@ -26,6 +26,8 @@ from spmd_encoder.transports.staged import Shelf
 
 _TENSOR_NAME = "embedding"
 _ITEM_KEY = "item"
+# Of the event loop, from a write that fails to whoever waits for the client to hang up.
+_TURNS = 8
 _KEEP = {"keep=1": True, "keep=0": False, "": False}
 
 
@@ -82,12 +84,14 @@ class _LastResponse(HeldResponse):
 
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.body" and not message["more_body"]:
-                # Waits until the connection takes more, so that a client that hangs up is noticed.
+                # Waits until the connection takes more.
                 await send({"type": "http.response.body", "body": b"", "more_body": True})
-                await asyncio.sleep(0)
+                for _ in range(_TURNS):
+                    await asyncio.sleep(0)
                 if not gone.done():
                     self._shelf.release(self._staged_id)
             await send(message)
+            await asyncio.sleep(0)
 
         try:
             await super().__call__(scope, receive, watched)
