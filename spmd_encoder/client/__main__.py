@@ -15,6 +15,7 @@ from tqdm import tqdm
 from spmd_encoder.client.aio import AsyncClient
 from spmd_encoder.client.base import DEFAULT_URL
 from spmd_encoder.client.errors import EncoderClientError, ItemError
+from spmd_encoder.client.files import WriteError
 from spmd_encoder.client.flows import OutputKind
 from spmd_encoder.client.inputs import InputError, pictures, printable
 from spmd_encoder.client.outputs import NumpyFile, Output, OutputError, ShardFolder, SingleFile
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (InputError, OutputError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return _USAGE
-    except (EncoderClientError, OSError) as error:
+    except (EncoderClientError, WriteError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -42,6 +42,8 @@ def _expand(argument: str, recursive: bool) -> Iterator[str]:
         if not found:
             raise InputError(f"no file matches {argument}")
         yield from found
+    elif Path(argument).exists():
+        yield argument  # a pipe or a device: it fails alone, when its turn comes
     else:
         raise InputError(f"there is no file {argument}")
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from spmd_encoder.client.files import named, written_whole
 from spmd_encoder.client.inputs import printable
 from spmd_encoder.client.results import Result
 from spmd_encoder.client.safetensors import write
@@ -24,7 +25,7 @@ class OutputError(Exception):
 
 
 class Output(Protocol):
-    """`add` is called in order, `close` once at the end."""
+    """`add` is called in order, `close` once at the end. Both raise `WriteError`."""
 
     def is_done(self, name: str) -> bool:
         """Whether an earlier run has this picture already."""
@@ -76,9 +77,13 @@ class NumpyFile:
         for row, result in zip(rows, self._results, strict=True):
             if result.ok:
                 row[:] = result.numpy()
-        np.save(self._path, rows)
+        with written_whole(self._path) as out:
+            # As np.save writes it, which does not say why a write failed.
+            np.lib.format.write_array_header_1_0(out, np.lib.format.header_data_from_array_1_0(rows))
+            out.write(rows.reshape(-1).view(np.uint8).data)
         names = "".join(f"{printable(result.name)}\n" for result in self._results)
-        self._path.with_name(f"{self._path.name}.txt").write_text(names, encoding="utf-8")
+        with written_whole(self._path.with_name(f"{self._path.name}.txt")) as out:
+            out.write(names.encode())
 
 
 class ShardFolder:
@@ -113,7 +118,10 @@ class ShardFolder:
         self._flush()
 
     def _open_job(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._folder.exists() and not self._folder.is_dir():
+            raise OutputError(f"--out {self._folder} is there already and is no folder")
+        with named(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / JOB
         if path.exists():
             if json.loads(path.read_text()) != self._job:
@@ -121,7 +129,8 @@ class ShardFolder:
         elif any(self._folder.iterdir()):
             raise OutputError(f"{self._folder} is not empty and holds no job of this command; name another folder")
         else:
-            path.write_text(json.dumps(self._job) + "\n")
+            with written_whole(path) as out:
+                out.write(f"{json.dumps(self._job)}\n".encode())
 
     def _read_index(self) -> tuple[set[str], int]:
         """Pictures that are done, and the next shard's number. Cuts off a last line that was not written whole."""
@@ -144,22 +153,28 @@ class ShardFolder:
     def _flush(self) -> None:
         if not self._pending:
             return
+        # Whatever comes of it: a failed attempt is not repeated behind a line that was cut off.
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
         shard = f"{self._next:05}.safetensors"
-        good = {printable(result.name): result.tensor() for result in self._pending if result.ok}
+        good = {printable(result.name): result.tensor() for result in pending if result.ok}
         if good:
             write(self._folder / shard, good, {name: str(value) for name, value in self._job.items()})
             self._next += 1
-        with (self._folder / INDEX).open("a", encoding="utf-8") as index:
-            index.writelines(json.dumps(_line(result, shard)) + "\n" for result in self._pending)
+        path = self._folder / INDEX
+        with named(path), path.open("a", encoding="utf-8") as index:
+            index.writelines(json.dumps(_line(result, shard)) + "\n" for result in pending)
             index.flush()
             os.fsync(index.fileno())
-        self._pending, self._pending_bytes = [], 0
 
 
 def _check_parent(path: Path) -> None:
     """Now, and not when all the work is done."""
     if not path.parent.is_dir():
         raise OutputError(f"--out {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise OutputError(f"--out {path} is a folder")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise OutputError(f"--out {path}: the folder {path.parent} may not be written to")
 
 
 def _line(result: Result, shard: str) -> dict[str, Any]:

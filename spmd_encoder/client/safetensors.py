@@ -7,7 +7,6 @@ name, text under `__metadata__`), and the data. https://huggingface.co/docs/safe
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from spmd_encoder.client.errors import BadReplyError
+from spmd_encoder.client.files import written_whole
 
 # As the format's own library has it.
 _MAX_HEADER_BYTES = 100_000_000
@@ -82,7 +82,7 @@ def _header(raw: memoryview) -> tuple[dict[str, _Entry], dict[str, str]]:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a file as a whole or not at all: under another name first, synced, then renamed."""
+    """Write a file as a whole or not at all. Raises `WriteError`."""
     header: dict[str, object] = {_METADATA: dict(metadata)}
     end = 0
     for name, tensor in tensors.items():
@@ -90,17 +90,10 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         header[name] = {"dtype": _CODES[tensor.dtype], "shape": tensor.shape, "data_offsets": (begin, end)}
     encoded = msgspec.json.encode(header)
     encoded += b" " * (-len(encoded) % 8)  # readers map the file and want the data aligned
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as out:
-            out.write(len(encoded).to_bytes(8, "little") + encoded)
-            for tensor in tensors.values():
-                out.write(tensor.data)
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with written_whole(path) as out:
+        out.write(len(encoded).to_bytes(8, "little") + encoded)
+        for tensor in tensors.values():
+            out.write(tensor.data)
 
 
 def _damaged(what: str) -> BadReplyError:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from PIL import ExifTags, Image
 
 from spmd_encoder.client.errors import ItemError
+from spmd_encoder.client.files import read_regular
 
 ImageLike: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image
 """A path, a file's bytes, a PIL picture, or a URL (`http:`, `https:` or `data:`)."""
@@ -41,7 +42,7 @@ class Source:
             data = self.read()
         except OSError as error:
             raise self.failure(error.strerror or str(error)) from None
-        except ValueError as error:  # a path that no file can have, or of `_png`
+        except ValueError as error:  # of `read_regular` or `_png`
             raise self.failure(str(error)) from None
         if not data:
             raise self.failure("it is empty")
@@ -60,7 +61,7 @@ def source_of(image: ImageLike, index: int) -> Source:
             return Source(index, name, len(image), url=image)
         case str() | os.PathLike():
             path = os.fspath(image)
-            return Source(index, path, _file_size(path), read=lambda: Path(path).read_bytes())
+            return Source(index, path, _file_size(path), read=lambda: read_regular(path))
         case bytes() | bytearray() | memoryview():
             return Source(index, nameless, len(image), read=lambda: bytes(image))
         case Image.Image():

@@ -43,6 +43,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, width in (("a.png", 3), ("b.JPG", 4), ("deep/c.png", 5)):
         (tmp_path / "photos" / name).write_bytes(png(Image.new("RGB", (width, 9))))
     (tmp_path / "photos" / "notes.txt").write_text("no picture")
+    (tmp_path / "folder.safetensors").mkdir()
     return tmp_path / "photos"
 
 
@@ -94,6 +95,43 @@ def test_embed_to_npy(server: FakeEncoder, photos: Path) -> None:
     assert rows[2].tolist() == [4, 9]
     assert Path("v.npy.txt").read_text().splitlines() == ["photos/a.png", "photos/bad.png", "photos/b.JPG"]
     assert {request["options"]["output"] for request in server.seen} == {"pooled"}
+
+
+def test_pipes_and_devices_fail_alone(server: FakeEncoder, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(photos / "pipe.jpg")
+    (photos / "zero.png").symlink_to("/dev/zero")
+    argv = ["photos", "photos/pipe.jpg", "/dev/zero"]
+    assert main(["encode", *argv, "--recursive", "--url", server.url, "--out", "out.safetensors"]) == 1
+    assert widths(Path("out.safetensors")) == {"photos/a.png": 3, "photos/b.JPG": 4, "photos/deep/c.png": 5}
+    assert capsys.readouterr().err.splitlines() == [
+        "failed: photos/pipe.jpg: it is no regular file (UNREADABLE)",
+        "failed: photos/zero.png: it is no regular file (UNREADABLE)",
+        "failed: /dev/zero: it is no regular file (UNREADABLE)",
+        "3 pictures encoded, 3 failed: out.safetensors",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("out", "written", "stopper"),
+    [
+        ("o.safetensors", "o.safetensors", ".o.safetensors.part"),
+        ("v.npy", "v.npy", ".v.npy.part"),
+        ("v.npy", "v.npy.txt", ".v.npy.txt.part"),
+        ("out", "out/00000.safetensors", "out/.00000.safetensors.part"),
+    ],
+)
+def test_a_full_disk_is_said_with_its_file(
+    server: FakeEncoder, photos: Path, capsys: pytest.CaptureFixture[str], out: str, written: str, stopper: str
+) -> None:
+    (photos / "bad.png").write_bytes(b"junk")
+    assert main(["embed", "photos/bad.png", "--url", server.url, "--out", out]) == 1
+    Path(stopper).symlink_to("/dev/full")
+    capsys.readouterr()
+    assert main(["embed", "photos/a.png", "--url", server.url, "--out", out]) == 1
+    assert capsys.readouterr().err == f"error: {written} cannot be written: No space left on device\n"
+    if out == "out":
+        assert [line["path"] for line in index(Path(out))] == ["photos/bad.png"]
+        assert main(["embed", "photos/a.png", "--url", server.url, "--out", out]) == 0, "it goes on"
 
 
 def test_a_folder_of_shards_goes_on(server: FakeEncoder, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,6 +214,8 @@ def test_a_server_that_refuses_ends_the_command(
         (["encode", "photos/a.png", "--out", "o.zip"], "the suffix is not known"),
         (["encode", "photos/a.png", "--out", "no/o.safetensors"], "there is no folder no"),
         (["encode", "photos/a.png", "--out", "photos"], "is not empty"),
+        (["encode", "photos/a.png", "--out", "/dev/full"], "--out /dev/full is there already and is no folder"),
+        (["encode", "photos/a.png", "--out", "folder.safetensors"], "--out folder.safetensors is a folder"),
         (["encode", "photos/a.png", "--out", "o", "--header", "key"], "--header takes NAME:VALUE"),
         (["encode", "photos/a.png", "--out", "o", "--jobs", "0"], "concurrency at least 1"),
         (["encode", "photos/a.png", "--out", "o", "--url", "host:1"], "must look like http://"),
