@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from spmd_encoder.api.types import OutputKind
-from spmd_encoder.models.feed_forward import feed_forward
 from spmd_encoder.models.sharding import Split, TowerPlan, run_batched
 
 
@@ -26,7 +25,7 @@ def encoder_plan(layers: str, config: Any) -> TowerPlan:
         heads="num_heads",
         run=run_batched,
     )
-    mlp = feed_forward("fc1", row="fc2", activation="activation_fn")
+    mlp = Split(path="mlp", columns=("fc1",), row="fc2")
     return TowerPlan(blocks=layers, num_blocks=config.num_hidden_layers, in_block=(attention, mlp))
 
 

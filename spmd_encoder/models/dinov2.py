@@ -11,7 +11,6 @@ from transformers.models.dinov2.modeling_dinov2 import Dinov2Model
 
 from spmd_encoder.api.types import OutputKind
 from spmd_encoder.models.base import LoadContext
-from spmd_encoder.models.feed_forward import feed_forward
 from spmd_encoder.models.fixed_size import FixedSizeAdapter, FixedSizePreprocessor, input_size
 from spmd_encoder.models.sharding import Split, TowerPlan, run_batched
 from spmd_encoder.models.tiny import write_random
@@ -20,9 +19,9 @@ from spmd_encoder.models.weights import from_folder, load_tower
 
 def _plan(config: Any) -> TowerPlan:
     mlp = (
-        feed_forward("gate_proj", "up_proj", row="down_proj", activation="act_fn")
+        Split(path="mlp", columns=("gate_proj", "up_proj"), row="down_proj")
         if config.use_swiglu_ffn
-        else feed_forward("fc1", row="fc2", activation="activation_fn")
+        else Split(path="mlp", columns=("fc1",), row="fc2")
     )
     attention = Split(
         path="attention",

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from spmd_encoder.errors import StartupError
-from spmd_encoder.models.linear import by_rows, linear_block
+from spmd_encoder.models.linear import linear_block
 
 _PROBE_ROWS = 24
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
@@ -88,7 +89,7 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., in]` to `[..., this rank's columns]`."""
-        return by_rows(self.block, x.flatten(0, -2)).view(*x.shape[:-1], -1)
+        return F.linear(x, self.weight, self.bias)
 
 
 class RowParallelLinear(nn.Module):
@@ -111,7 +112,7 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., this rank's columns]` to `[..., out]`, equal on all ranks."""
-        return self.reduce(by_rows(self.block, x.flatten(0, -2)).view(*x.shape[:-1], -1))
+        return self.reduce(F.linear(x, self.weight, self.bias))
 
 
 def bounds(count: int, size: int, rank: int) -> tuple[int, int]:
