@@ -24,9 +24,14 @@ pytestmark = pytest.mark.timeout(120)
 
 GET = ["/health", "/health/live", "/health/ready", "/info", "/metrics", "/v1/models"]
 POST = ["/v1/encode", "/v1/embeddings"]
+STAGED = "/v1/staged/{staged_id}"
 FORMS = {"multipart/form-data", "image/*", "application/octet-stream", "application/json"}
-# Nothing is fetched but from a host that does not exist.
-CONFIG = replace(Config(), media=replace(Config().media, allowed_media_domains=("media.invalid",)))
+# Nothing is fetched but from a host that does not exist, and nothing is pushed but to one.
+CONFIG = replace(
+    Config(),
+    media=replace(Config().media, allowed_media_domains=("media.invalid",)),
+    destinations=replace(Config().destinations, push_allowed_hosts=("receiver.invalid",)),
+)
 FILES = st.sampled_from([picture_file(5), picture_file(40, 30), b"", b"GIF89a", picture_file(5)[:30], b"secret"])
 TEXTS = st.sampled_from(
     [
@@ -101,17 +106,39 @@ def test_embeddings(schema: Any, mode: GenerationMode) -> None:
     assert mode is GenerationMode.NEGATIVE or 200 in seen
 
 
+@pytest.mark.parametrize(
+    ("method", "mode"),
+    [("GET", GenerationMode.POSITIVE), ("GET", GenerationMode.NEGATIVE), ("DELETE", GenerationMode.POSITIVE)],
+)
+def test_staged(schema: Any, method: str, mode: GenerationMode) -> None:
+    seen = statuses_of(schema[STAGED][method], mode, 30, {})
+    assert seen <= {400, 404}, "nobody guesses an id"
+
+
+def test_staged_ids_that_are_known(schema: Any, server: FakeServer) -> None:
+    for method, status in (("GET", 200), ("DELETE", 204)):
+        body = {"items": [{"image": picture(5)}], "destination": {"type": "staged"}}
+        reply = httpx.post(f"{server.url}/v1/encode", json=body)
+        staged_id = reply.json()["data"][0]["delivered"]["staged_id"]
+        case = schema[STAGED][method].Case(path_parameters={"staged_id": staged_id})
+        assert case.call_and_validate(checks=KEPT, timeout=20).status_code == status
+
+
 def test_the_document_tells_of_everything(server: FakeServer) -> None:
     spec = httpx.get(f"{server.url}/openapi.json").json()
-    assert set(spec["paths"]) == {*GET, *POST}
+    assert set(spec["paths"]) == {*GET, *POST, STAGED}
+    assert set(spec["paths"][STAGED]) == {"get", "delete"}
+    assert set(spec["paths"][STAGED]["get"]["responses"]["200"]["content"]) == {MEDIA_TYPE, "application/octet-stream"}
     encode = spec["paths"]["/v1/encode"]["post"]
     assert set(encode["requestBody"]["content"]) == FORMS
     assert {p["name"] for p in encode["parameters"] if p["in"] == "query"} == {
-        *("output", "encoding_format", "request_id", "model")
+        *("output", "encoding_format", "request_id", "model", "destination")
     }
     assert set(encode["responses"]["200"]["content"]) == {"application/json", MEDIA_TYPE}
     for path in POST:
         responses = spec["paths"][path]["post"]["responses"]
-        assert set(responses) == {*("200", "400", "403", "404", "408", "413", "415", "422", "429", "500", "503", "504")}
+        assert set(responses) == {
+            *("200", "400", "403", "404", "408", "413", "415", "422", "429", "500", "502", "503", "504")
+        }
         assert all("x-spmd-replica" in reply["headers"] for reply in responses.values())
         assert all("retry-after" in responses[status]["headers"] for status in ("429", "503"))
