@@ -4,6 +4,8 @@ VENV ?= .venv
 # Installed first, so that the set-up takes this tested release (as a CPU build where pip finds one) and not the newest.
 TORCH ?= torch==2.13.0
 COMPAT_VENV ?= .venv-compat
+# Test files that run at the same time. Most wait for processes of their own; a world has up to 16 of these.
+JOBS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -19,7 +21,7 @@ test: $(VENV)/.dev check pytest
 check: lint format-check types imports
 
 pytest: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
