@@ -64,6 +64,11 @@ class ServerConfig:
     host: str = flag("127.0.0.1", "address that HTTP and gRPC listen on")
     port: int = flag(30000, "port that HTTP listens on")
     grpc_port: int | None = flag(None, "port that gRPC listens on, too; needs the extra `[grpc]`; off without it")
+    allowed_hosts: tuple[str, ...] = flag(
+        (),
+        "host names that HTTP may be asked by, besides localhost and addresses; empty allows any, but none where it "
+        "listens on a loopback address",
+    )
     max_body_bytes: int = flag(256 * 2**20, "largest request body; over gRPC the largest message, either way")
     max_items_per_request: int = flag(256, "most items in one request")
     max_image_pixels: int = flag(100_000_000, "most pixels of one picture, read from its header")
@@ -344,12 +349,15 @@ def _validate(config: Config) -> None:
     class_path(config.sglang.sglang_embedding_class)
     check_bootstraps(config.sglang.encoder_register_urls)
     check_hosts(config.destinations.push_allowed_hosts)
-    for domain in config.media.allowed_media_domains:
-        if set(domain) & set("/*@?#%[]\\") or domain.count(":") == 1:
-            raise StartupError(
-                f"--allowed-media-domains takes exact host names, not {domain!r}: no scheme, port, path or wildcard",
-                exit_code=2,
-            )
+    for flagged, names in (
+        ("--allowed-media-domains", config.media.allowed_media_domains),
+        ("--allowed-hosts", config.server.allowed_hosts),
+    ):
+        for name in names:
+            if set(name) & set("/*@?#%[]\\") or name.count(":") == 1:
+                raise StartupError(
+                    f"{flagged} takes exact host names, not {name!r}: no scheme, port, path or wildcard", exit_code=2
+                )
 
 
 def validate_layout(config: Config, world_size: int) -> tuple[int, int]:

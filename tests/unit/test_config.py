@@ -122,6 +122,7 @@ def test_no_two_flags_share_a_name() -> None:
         (["--media-url-max-file-size-mb", "-1"], "--media-url-max-file-size-mb"),
         (["--allowed-media-domains", "good.example", "https://bad.example"], "https://bad.example"),
         (["--allowed-media-domains", "*.example"], "*.example"),
+        (["--allowed-hosts", "*.example"], "--allowed-hosts"),
         (["--allowed-media-domains", "bad.example:8080"], "bad.example:8080"),
         (["--allowed-media-domains", "[2001:db8::1]"], "[2001:db8::1]"),
     ],

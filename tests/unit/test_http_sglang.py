@@ -60,7 +60,7 @@ class Served:
         raw = json.dumps(body).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.http.base_url.port)
         try:
-            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
             writer.write(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
             top, _, rest = (await reader.read()).partition(b"\r\n\r\n")
         finally:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
 
 from spmd_encoder import __version__
 from spmd_encoder.api.service import EncoderService
@@ -21,8 +23,10 @@ from spmd_encoder.frontends.http.body import DEFAULT_TIMEOUTS, Timeouts
 from spmd_encoder.frontends.http.embeddings import embeddings_routes
 from spmd_encoder.frontends.http.encode import encode_routes
 from spmd_encoder.frontends.http.envelope import Envelope
-from spmd_encoder.frontends.http.errors import HttpError, error_response, plain_error
+from spmd_encoder.frontends.http.errors import HttpError, error_response, http_error_response, plain_error
+from spmd_encoder.frontends.http.hosts import HostRule
 from spmd_encoder.frontends.http.metrics import HttpMetrics
+from spmd_encoder.frontends.http.openapi import ANY_ROUTE
 from spmd_encoder.frontends.http.profile import profile_routes
 from spmd_encoder.frontends.http.sglang import sglang_routes
 from spmd_encoder.frontends.http.staged import staged_routes
@@ -45,11 +49,12 @@ def create_app(
     dialect: SglangDialect | None = None,
     destinations: Destinations | None = None,
     timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    hosts: HostRule | None = None,
 ) -> FastAPI:
     """The application in front of `service`.
 
     `pool`, `fetcher`, `dialect` and `destinations` stay the caller's; without one the app makes its own and closes it
-    when its lifespan ends.
+    when its lifespan ends. Without `hosts` any Host header is taken.
     """
     owned = AsyncExitStack()
     if pool is None:
@@ -81,18 +86,26 @@ def create_app(
         version=__version__,
         summary="Multimodal encoder server",
         redoc_url=None,
+        # They would be built from the Host header, which whoever asks has written.
+        redirect_slashes=False,
+        responses=ANY_ROUTE,
         lifespan=lifespan,
     )
-    app.include_router(encode_routes(backend))
-    app.include_router(staged_routes(backend))
-    app.include_router(embeddings_routes(backend))
-    app.include_router(sglang_routes(backend, dialect))
-    app.include_router(profile_routes(backend))
-    app.include_router(status_routes(service, metrics, config))
-    app.add_middleware(Envelope, metrics=metrics)
+    routers = (
+        encode_routes(backend),
+        staged_routes(backend),
+        embeddings_routes(backend),
+        sglang_routes(backend, dialect),
+        profile_routes(backend),
+        status_routes(service, metrics, config),
+    )
+    for router in routers:
+        app.include_router(router)
+    app.add_middleware(Envelope, metrics=metrics, hosts=hosts)
     app.add_exception_handler(EncoderError, _on_encoder_error)
     app.add_exception_handler(HttpError, _on_http_error)
-    app.add_exception_handler(HTTPException, _on_framework_error)
+    routes = [route for router in routers for route in router.routes]
+    app.add_exception_handler(HTTPException, partial(_on_framework_error, routes))
     return app
 
 
@@ -103,11 +116,10 @@ async def _on_encoder_error(_: Request, error: Exception) -> Response:
 
 async def _on_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HttpError)
-    headers = {"connection": "close"} if error.close else None
-    return plain_error(error.status, error.code, error.message, headers, param=error.param)
+    return http_error_response(error)
 
 
-async def _on_framework_error(request: Request, error: Exception) -> Response:
+async def _on_framework_error(routes: Sequence[BaseRoute], request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = error.status_code
     code = _CODES.get(status, "INVALID_REQUEST" if status < 500 else "INTERNAL")
@@ -115,4 +127,9 @@ async def _on_framework_error(request: Request, error: Exception) -> Response:
         404: "there is no such route; GET /docs lists them",
         405: f"{request.method} is not allowed on this route",
     }.get(status, error.detail)
-    return plain_error(status, code, message, dict(error.headers or {}))
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+    # A path may have a route per method; the framework names the first one's.
+    here = [route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE]
+    if status == 405 and here:
+        headers["allow"] = ", ".join(sorted(method for route in here for method in route.methods or ()))
+    return plain_error(status, code, message, headers)

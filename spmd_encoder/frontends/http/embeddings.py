@@ -26,7 +26,7 @@ from spmd_encoder.frontends.http.backend import Backend
 from spmd_encoder.frontends.http.call import Call, respond
 from spmd_encoder.frontends.http.content import BodyKind, body_kind
 from spmd_encoder.frontends.http.decode import decode_json
-from spmd_encoder.frontends.http.errors import HttpError
+from spmd_encoder.frontends.http.errors import model_not_found
 from spmd_encoder.frontends.http.openapi import EMBEDDINGS_REPLIES, EMBEDDINGS_REQUEST
 from spmd_encoder.frontends.http.options import Encoding
 from spmd_encoder.frontends.http.readers import read_json
@@ -149,7 +149,7 @@ def _check_model(backend: Backend, model: str | None) -> str:
     try:
         return check_model(backend.service, backend.config.served_name, model)
     except EncoderError as error:
-        raise HttpError(404, "model_not_found", error.message, param=error.param) from None
+        raise model_not_found(error) from None
 
 
 def _check_pooled(info: ModelInfo) -> None:

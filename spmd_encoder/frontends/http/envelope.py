@@ -1,4 +1,5 @@
-"""The middleware around every route: headers of every reply, metrics, and a plain 500 for what nobody caught."""
+"""The middleware around every route: who may be asked, headers of every reply, metrics, a plain 500 for what nobody
+caught."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import check_request_id
 from spmd_encoder.frontends.exchange import Exchange
-from spmd_encoder.frontends.http.errors import error_response
+from spmd_encoder.frontends.http.errors import HttpError, error_response, http_error_response
 from spmd_encoder.frontends.http.exchange import SCOPE_KEY
+from spmd_encoder.frontends.http.hosts import HostRule
 from spmd_encoder.frontends.http.metrics import HttpMetrics
 
 log = logging.getLogger(__name__)
@@ -22,9 +24,10 @@ log = logging.getLogger(__name__)
 class Envelope:
     """Pure ASGI, so that a reply is neither copied nor delayed and a disconnect reaches the route."""
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics, hosts: HostRule | None) -> None:
         self._app = app
         self._metrics = metrics
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -43,7 +46,11 @@ class Envelope:
 
         self._metrics.in_flight.inc()
         try:
+            if self._hosts is not None:
+                self._hosts.check(Headers(scope=scope).get("host"))
             await self._app(scope, receive, send_with_headers)
+        except HttpError as refused:
+            await http_error_response(refused)(scope, receive, send_with_headers)
         except asyncio.CancelledError:
             # The drain's deadline has passed (a client that vanished cancels the route's work, not this task).
             if status:

@@ -82,6 +82,16 @@ def plain_error(
     return json_response(status, ErrorReply(ErrorBody(message, _error_type(status), param, code)), headers)
 
 
+def http_error_response(error: HttpError) -> Response:
+    headers = {"connection": "close"} if error.close else None
+    return plain_error(error.status, error.code, error.message, headers, param=error.param)
+
+
+def model_not_found(error: EncoderError) -> HttpError:
+    """MODEL_NOT_FOUND with the code that OpenAI's clients know."""
+    return HttpError(404, "model_not_found", error.message, param=error.param)
+
+
 def json_response(status: int, body: object, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 

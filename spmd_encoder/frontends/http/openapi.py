@@ -159,4 +159,14 @@ EMBEDDINGS_REQUEST = {
     "parameters": [_HEADER_ID],
     "requestBody": {"required": True, "content": {JSON_TYPE: {"schema": _inlined(schemas.EmbeddingsBody)}}},
 }
+ANY_ROUTE: Replies = {
+    status: {"model": schemas.ErrorReply, "description": text, "headers": _REPLICA}
+    for status, text in {
+        405: "the path has no such method; see Allow",
+        421: "the Host header has a name that this server may not be asked by",
+        431: "the headers, or a body's trailers, are too large",
+    }.items()
+}
+"""What every route may answer."""
+NO_MODEL: Replies = {404: {"model": schemas.ErrorReply, "description": "another model is served"}}
 UNAVAILABLE: Replies = {503: {"model": schemas.ErrorReply, "description": "not ready"}}

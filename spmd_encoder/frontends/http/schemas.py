@@ -179,6 +179,10 @@ class EmbeddingsReply(BaseModel):
     usage: Usage
 
 
+class Live(BaseModel):
+    live: Literal[True]
+
+
 class Ready(BaseModel):
     ready: bool
     replicas_ready: int

@@ -14,6 +14,7 @@ from spmd_encoder.api.service import EncoderService
 from spmd_encoder.config import Config
 from spmd_encoder.frontends.http.app import create_app
 from spmd_encoder.frontends.http.body import DEFAULT_TIMEOUTS, Timeouts
+from spmd_encoder.frontends.http.hosts import host_rule
 from spmd_encoder.frontends.http.metrics import HttpMetrics
 from spmd_encoder.frontends.http.protocol import EncoderHttpProtocol
 from spmd_encoder.frontends.shared import Shared
@@ -73,6 +74,7 @@ class HttpFrontEnd:
                 dialect=shared.dialect,
                 destinations=shared.destinations,
                 timeouts=timeouts,
+                hosts=host_rule(sock, config.server.allowed_hosts),
             ),
             http=protocol,
             ws="none",

@@ -12,11 +12,12 @@ from starlette.responses import PlainTextResponse, Response
 from spmd_encoder.api.service import EncoderService
 from spmd_encoder.api.types import ModelInfo
 from spmd_encoder.config import Config
-from spmd_encoder.frontends.base import is_ready, known_model
+from spmd_encoder.errors import EncoderError
+from spmd_encoder.frontends.base import check_model, is_ready, known_model
 from spmd_encoder.frontends.http import schemas
-from spmd_encoder.frontends.http.errors import json_response
+from spmd_encoder.frontends.http.errors import json_response, model_not_found
 from spmd_encoder.frontends.http.metrics import HttpMetrics
-from spmd_encoder.frontends.http.openapi import UNAVAILABLE
+from spmd_encoder.frontends.http.openapi import NO_MODEL, UNAVAILABLE
 from spmd_encoder.observability.sglang_names import sglang_text
 
 
@@ -24,6 +25,7 @@ def status_routes(service: EncoderService, metrics: HttpMetrics, config: Config)
     router = APIRouter()
     started = int(time.time())
 
+    @router.head("/health", include_in_schema=False)
     @router.get(
         "/health",
         summary="200 while requests are taken",
@@ -33,10 +35,12 @@ def status_routes(service: EncoderService, metrics: HttpMetrics, config: Config)
     async def health() -> Response:
         return Response(status_code=200 if is_ready(service.ready_state()) else 503)
 
-    @router.get("/health/live", summary="200 while the process answers")
+    @router.head("/health/live", include_in_schema=False)
+    @router.get("/health/live", summary="200 while the process answers", response_model=schemas.Live)
     async def live() -> Response:
         return json_response(200, {"live": True})
 
+    @router.head("/health/ready", include_in_schema=False)
     @router.get("/health/ready", response_model=schemas.Ready, responses={503: {"model": schemas.Ready}})
     async def ready() -> Response:
         state = service.ready_state()
@@ -52,6 +56,16 @@ def status_routes(service: EncoderService, metrics: HttpMetrics, config: Config)
     @router.get("/v1/models", response_model=schemas.ModelList, responses=UNAVAILABLE)
     async def models() -> Response:
         return json_response(200, {"object": "list", "data": [_model(known_model(service), started)]})
+
+    # Many models' names have a slash.
+    @router.get("/v1/models/{model_id:path}", response_model=schemas.Model, responses=NO_MODEL | UNAVAILABLE)
+    async def model(model_id: str) -> Response:
+        known = known_model(service)
+        try:
+            check_model(service, config.served_name, model_id)
+        except EncoderError as error:
+            raise model_not_found(error) from None
+        return json_response(200, _model(known, started))
 
     @router.get("/metrics", summary="Prometheus text", response_class=PlainTextResponse)
     async def prometheus() -> Response:
