@@ -23,8 +23,10 @@ from tests.harness.fake_service import picture, picture_file
 pytestmark = pytest.mark.timeout(120)
 
 GET = ["/health", "/health/live", "/health/ready", "/info", "/metrics", "/v1/models"]
+MODEL, STAGED = "/v1/models/{model_id}", "/v1/staged/{staged_id}"
 POST = ["/v1/encode", "/v1/embeddings"]
-STAGED = "/v1/staged/{staged_id}"
+EVERY = {"405", "421", "431"}
+"""What any route may answer."""
 FORMS = {"multipart/form-data", "image/*", "application/octet-stream", "application/json"}
 # Nothing is fetched but from a host that does not exist, and nothing is pushed but to one.
 CONFIG = replace(
@@ -91,6 +93,25 @@ def test_what_tells_how_the_server_is(schema: Any, path: str) -> None:
     assert statuses_of(schema[path]["GET"], GenerationMode.POSITIVE, 3, {}) == {200}
 
 
+def test_a_model_by_its_name(schema: Any) -> None:
+    assert 404 in statuses_of(schema[MODEL]["GET"], GenerationMode.POSITIVE, 20, {})
+
+
+def test_what_any_route_may_answer_is_as_declared(server: FakeServer, schema: Any) -> None:
+    spec = httpx.get(f"{server.url}/openapi.json").json()
+    for path, operations in spec["paths"].items():
+        assert all(set(operation["responses"]) >= EVERY for operation in operations.values()), path
+    for path in ("/health", "/health/live", "/v1/encode"):
+        operation = schema[path]["GET" if "health" in path else "POST"]
+        url, replies = f"{server.url}{path}", []
+        replies.append(httpx.request("PATCH", url))
+        replies.append(httpx.get(url, headers={"host": "evil.test"}))
+        replies.append(httpx.get(url, headers={"x-long": "a" * 100_000}))
+        assert [reply.status_code for reply in replies] == [405, 421, 431]
+        for reply in replies:
+            operation.validate_response(reply)
+
+
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize("accept", ["*/*", MEDIA_TYPE])
 def test_encode(schema: Any, mode: GenerationMode, accept: str) -> None:
@@ -126,7 +147,7 @@ def test_staged_ids_that_are_known(schema: Any, server: FakeServer) -> None:
 
 def test_the_document_tells_of_everything(server: FakeServer) -> None:
     spec = httpx.get(f"{server.url}/openapi.json").json()
-    assert set(spec["paths"]) == {*GET, *POST, STAGED}
+    assert set(spec["paths"]) == {*GET, *POST, MODEL, STAGED}
     assert set(spec["paths"][STAGED]) == {"get", "delete"}
     assert set(spec["paths"][STAGED]["get"]["responses"]["200"]["content"]) == {MEDIA_TYPE, "application/octet-stream"}
     encode = spec["paths"]["/v1/encode"]["post"]
@@ -137,8 +158,7 @@ def test_the_document_tells_of_everything(server: FakeServer) -> None:
     assert set(encode["responses"]["200"]["content"]) == {"application/json", MEDIA_TYPE}
     for path in POST:
         responses = spec["paths"][path]["post"]["responses"]
-        assert set(responses) == {
-            *("200", "400", "403", "404", "408", "413", "415", "422", "429", "500", "502", "503", "504")
-        }
+        statuses = {*("200", "400", "403", "404", "408", "413", "415", "422", "429", "500", "502", "503", "504")}
+        assert set(responses) == statuses | EVERY
         assert all("x-spmd-replica" in reply["headers"] for reply in responses.values())
         assert all("retry-after" in responses[status]["headers"] for status in ("429", "503"))

@@ -121,6 +121,13 @@ async def test_trailers_are_bounded() -> None:
             wire.close()
 
 
+async def test_headers_and_trailers_that_come_at_once_are_bounded(served: Served) -> None:
+    many = b"X-Many: b\r\n" * 7000
+    for sent in (LIVE[:-2] + many + b"\r\n", CHUNKED + chunk(b"{") + b"0\r\n" + many + b"\r\n"):
+        (reply,) = await replies(served, sent)
+        assert (reply.status, reply.code) == (431, "HEADERS_TOO_LARGE")
+
+
 async def test_trailers_do_not_become_headers(served: Served) -> None:
     wire = await served.connect()
     wire.send(CHUNKED + chunk(GOOD) + b"0\r\nX-Request-Id: late\r\nContent-Type: text/plain\r\n\r\n" + LIVE)

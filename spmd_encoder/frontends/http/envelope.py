@@ -1,5 +1,4 @@
-"""The middleware around every route: who may be asked, headers of every reply, metrics, a plain 500 for what nobody
-caught."""
+"""The middleware around every route: allowed hosts, headers of every reply, metrics, a 500 for what nobody caught."""
 
 from __future__ import annotations
 

@@ -11,8 +11,23 @@ from spmd_encoder.frontends.http.errors import ErrorBody, ErrorReply
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
+MAX_HEADER_BYTES = 64 * 1024
+
+
 class HeadError(Exception):
     """A head that is well formed and yet not taken. Raised inside the parser's callbacks, which ends the parsing."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str = "INVALID_REQUEST") -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+def check_header_bytes(num_bytes: int) -> None:
+    """Raises `HeadError` where headers, or trailers, are larger than `MAX_HEADER_BYTES`."""
+    if num_bytes > MAX_HEADER_BYTES:
+        message = f"the headers, or the trailers, have more than {MAX_HEADER_BYTES} bytes"
+        raise HeadError(message, status=431, code="HEADERS_TOO_LARGE")
 
 
 def check_head(version: str, method: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from spmd_encoder.frontends.http.heads import HeadError, check_head, head_without_upgrade, refusal
+from spmd_encoder.frontends.http.heads import HeadError, check_head, check_header_bytes, head_without_upgrade, refusal
 from spmd_encoder.observability.logging import SparseLog
 
-_MAX_HEADER_BYTES = 64 * 1024
 # How long a client that got its reply early may go on sending. Closing at once would reset the connection and lose
 # the reply on its way.
 _LINGER_S = 2.0
@@ -38,7 +37,9 @@ class EncoderHttpProtocol(HttpToolsProtocol):
         self._reply_timer: asyncio.TimerHandle | None = None
         self._look_timer: asyncio.TimerHandle | None = None
         self._unfruitful_bytes = 0
-        """Bytes since the last piece of a body: headers, trailers, what surrounds chunks. Exact to a read's size."""
+        """Bytes of whole reads since the last end of headers or piece of a body: lines and chunks without an end."""
+        self._header_bytes = 0
+        """Bytes of the headers, or trailers, that have come."""
         self._is_message = False
         """Whether a request has begun and not ended."""
         self._has_head = False
@@ -75,12 +76,12 @@ class EncoderHttpProtocol(HttpToolsProtocol):
         self._unfruitful_bytes += len(data)
         try:
             self._feed(memoryview(data))
+            check_header_bytes(self._unfruitful_bytes)
         except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse_fault(cause if isinstance(cause, HeadError) else error)
+        except HeadError as error:
             self._refuse_fault(error)
-        else:
-            if self._unfruitful_bytes > _MAX_HEADER_BYTES:
-                message = f"the headers, or the trailers, have more than {_MAX_HEADER_BYTES} bytes"
-                self._refuse(431, "HEADERS_TOO_LARGE", message)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """The client sends no more: it has gone, or it has only shut down its sending half and waits for its reply.
@@ -118,12 +119,14 @@ class EncoderHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_message, self._has_head = True, False
+        self._is_message, self._has_head, self._header_bytes = True, False, 0
         self._unset_keepalive_if_required()  # and not before: empty lines between requests are no sign of life
         if self._header_timer is None:  # else it is the connection's first, whose time counts since it was made
             self._await_headers()
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value) + 4
+        check_header_bytes(self._header_bytes)
         if not self._has_head:  # trailers are not for us, and must not become headers
             super().on_header(name, value)
 
@@ -133,7 +136,7 @@ class EncoderHttpProtocol(HttpToolsProtocol):
             self._is_upgrade = True  # the parser takes the body for another protocol: `_feed` tells it the head anew
             return
         self._disarm()
-        self._unfruitful_bytes = 0
+        self._unfruitful_bytes = self._header_bytes = 0
         check_head(self.parser.get_http_version(), method, self.headers)
         before = self.cycle
         super().on_headers_complete()
@@ -208,16 +211,13 @@ class EncoderHttpProtocol(HttpToolsProtocol):
                 timer.cancel()
         self._header_timer = self._linger_timer = None
 
-    def _refuse_fault(self, error: httptools.HttpParserError) -> None:
-        cause = error.__context__
-        if isinstance(cause, HeadError):
-            message = str(cause)
-        elif isinstance(error, httptools.HttpParserCallbackError):
-            message = "this is not a valid HTTP request: its target is not a path"
-        else:  # one of the parser's own constant sentences
-            message = f"this is not a valid HTTP request: {error}"
-        self.odd.warning("a malformed request is refused: %s", message)
-        self._refuse(400, "INVALID_REQUEST", message)
+    def _refuse_fault(self, error: httptools.HttpParserError | HeadError) -> None:
+        if isinstance(error, httptools.HttpParserCallbackError):
+            error = HeadError("this is not a valid HTTP request: its target is not a path")
+        elif isinstance(error, httptools.HttpParserError):  # it has one of the parser's own constant sentences
+            error = HeadError(f"this is not a valid HTTP request: {error}")
+        self.odd.warning("a malformed request is refused: %s", error)
+        self._refuse(error.status, error.code, str(error))
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Answer below the application, after the replies that are on their way, and close."""
