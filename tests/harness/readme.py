@@ -26,7 +26,7 @@ def tree() -> str:
         lines.append(f"{folder.relative_to(ROOT)}/")
         for path in sorted(folder.glob("*.py")):
             if path.name != "__init__.py":
-                lines.append(f"  {path.name:<20}{_first_sentence(path)}".rstrip())
+                lines.append(f"  {path.name:<19} {_first_sentence(path)}".rstrip())
     return "\n".join([*lines, "```"]) + "\n"
 
 

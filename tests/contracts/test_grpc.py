@@ -1,17 +1,27 @@
-"""The gRPC messages in Python are what their .proto files say; SGLang's have the names and numbers that it uses."""
+"""The gRPC messages in Python are what their .proto files say, SGLang's have its names and numbers, and the README is
+true."""
 
 from __future__ import annotations
 
+import asyncio
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
+from spmd_encoder.config import Config
+from spmd_encoder.frontends.grpc.errors import STATUS
 from spmd_encoder.frontends.grpc.protos import sglang_pb2
+from spmd_encoder.frontends.grpc.server import GrpcFrontEnd
+from tests.harness.fake_service import FakeService, picture_file
 
 ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
 PROTOS = ROOT / "spmd_encoder" / "frontends" / "grpc" / "protos"
 
 STRING, U32, U64 = FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_UINT64
@@ -68,3 +78,27 @@ def test_sglangs_service_has_their_names_and_numbers() -> None:
         for message in sglang_pb2.DESCRIPTOR.message_types_by_name.values()
     }
     assert ours == THEIRS
+
+
+def test_the_readme_has_every_status() -> None:
+    section = re.search(r"## The gRPC interface\n(.*?)\n## ", README.read_text(), re.DOTALL)
+    assert section is not None
+    rows = dict(re.findall(r"^\| ([A-Z_]+) \| (.*) \|$", section[1], re.MULTILINE))
+    told = {code: status for status, codes in rows.items() for code in re.findall(r"`([A-Z_]+)`", codes)}
+    assert told == {code.value: status.name for code, status in STATUS.items()}
+
+
+async def test_the_readmes_example_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = re.search(r"```python\n(import grpc\n.*?)```", README.read_text(), re.DOTALL)
+    assert source is not None
+    (tmp_path / "photo.jpg").write_bytes(picture_file(7))
+    monkeypatch.chdir(tmp_path)
+    sock = socket.create_server(("127.0.0.1", 0))
+    code = compile(source[1].replace("30001", str(sock.getsockname()[1])), str(README), "exec")
+    front_end = GrpcFrontEnd(FakeService(), Config(), sock)
+    serving = asyncio.create_task(front_end.serve())
+    names: dict[str, Any] = {}
+    await asyncio.to_thread(exec, code, names)
+    assert [result.WhichOneof("outcome") for result in names["results"]] == ["embedding"]
+    front_end.stop(1)
+    await serving
