@@ -22,6 +22,7 @@ from typing import Protocol
 
 from spmd_encoder.api.types import Embedding
 from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.observability.logging import SparseLog
 from spmd_encoder.transports.base import ItemParcel
 from spmd_encoder.transports.file_index import FileIndex
 from spmd_encoder.transports.safetensors import SafetensorsWriter
@@ -69,6 +70,7 @@ class EmbeddingFiles:
         self._scanned = threading.Event()
         self._jobs: set[asyncio.Future[None]] = set()
         self._closed = False
+        self._odd = SparseLog(log)
         # Of its own, since deliveries wait for it in all of the others.
         threading.Thread(target=self._scan, name="embedding-dir", daemon=True).start()
 
@@ -94,7 +96,7 @@ class EmbeddingFiles:
                 raise _failed(destination, f"it took longer than {self._timeout_s:g} s (--send-timeout-s)")
             job.result()
         except OSError as error:
-            log.warning("an embedding cannot be written in %s: %s", self._root, error)
+            self._odd.warning("an embedding cannot be written in %s: %s", self._root, error)
             raise _failed(destination, error.strerror or type(error).__name__) from None
         finally:
             stop.set()
