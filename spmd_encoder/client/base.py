@@ -16,8 +16,9 @@ DEFAULT_URL = "http://127.0.0.1:30000"
 class ClientBase(ABC):
     """The arguments of both clients.
 
-    `url`: the server's address. `timeout_s`: for one request with its retries. `retries`: further attempts after
-    429, 503, a connection that could not be made or one that broke. `concurrency`: requests at a time. `limits`:
+    `url`: the server's address. `timeout_s`: for one request with its retries; after 429, 503 or a connection that
+    could not be made it is sent again until then, and up to five times after connections that broke. `retries`: if
+    given, the most further attempts, whatever the reason. `concurrency`: requests at a time. `limits`:
     pictures and bytes per request. `model`: if given, the server must serve it. `headers`: sent with every request,
     for example `{"authorization": "Bearer ..."}`. `verify`: as httpx has it, for https.
 
@@ -30,14 +31,14 @@ class ClientBase(ABC):
         url: str = DEFAULT_URL,
         *,
         timeout_s: float = 300.0,
-        retries: int = 5,
+        retries: int | None = None,
         concurrency: int = 8,
         limits: ChunkLimits | None = None,
         model: str | None = None,
         headers: Mapping[str, str] | None = None,
         verify: ssl.SSLContext | bool = True,
     ) -> None:
-        if timeout_s <= 0 or retries < 0 or concurrency < 1:
+        if timeout_s <= 0 or (retries is not None and retries < 0) or concurrency < 1:
             raise ValueError("timeout_s must be above 0, retries at least 0, concurrency at least 1")
         self._flows = Flows(model=model, timeout_s=timeout_s, retries=retries)
         self._concurrency = concurrency

@@ -6,6 +6,7 @@ call's value. `sync` and `aio` are the two drivers that carry the steps out.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -23,9 +24,13 @@ from spmd_encoder.client.sources import Source
 
 OutputKind = Literal["tokens", "pooled"]
 
+log = logging.getLogger(__name__)
+
 _POLL_S = 0.25
 # A look at readiness that hangs must not use up the whole wait.
 _LOOK_S = 5.0
+# After these, some 3 s, a person who waits is told for what.
+_QUIET_ATTEMPTS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +70,15 @@ class Load:
 
 @dataclass(frozen=True)
 class Broken:
-    """No whole reply came: `is_late` where time was over, else the connection could not be made or broke."""
+    """No whole reply came: the connection could not be made, or where `was_made` it broke.
+
+    `is_late`: time was over. `is_final`: another attempt would end in the same way.
+    """
 
     why: str
+    was_made: bool = False
     is_late: bool = False
+    is_final: bool = False
 
 
 T = TypeVar("T")
@@ -79,11 +89,12 @@ Flow: TypeAlias = Generator[Step, Any, T]
 
 @dataclass(frozen=True, kw_only=True)
 class Flows:
-    """`timeout_s` bounds one request with all its retries; `clock` and `rng` are for tests."""
+    """`timeout_s` bounds one request with all its retries, `retries` if given their number; `clock` and `rng` are for
+    tests."""
 
     model: str | None = None
     timeout_s: float = 300.0
-    retries: int = 5
+    retries: int | None = None
     clock: Callable[[], float] = time.monotonic
     rng: random.Random = field(default_factory=random.Random)
 
@@ -139,20 +150,27 @@ class Flows:
         policy = RetryPolicy(self.retries, self.clock() + self.timeout_s, self.rng)
         while True:
             outcome: Reply | Broken = yield Send(request, policy.deadline)
-            wish = None
-            if isinstance(outcome, Reply):
-                if outcome.status not in RETRYABLE_STATUSES:
+            match outcome:
+                case Reply(status=status) if status not in RETRYABLE_STATUSES:
                     return outcome
-                wish = retry_after_s(outcome.headers)
-            elif outcome.is_late:
-                raise NoReplyInTimeError(f"no reply to {request.path} within {self.timeout_s:g} s ({outcome.why})")
-            pause_s = policy.pause_s(self.clock(), wish)
+                case Reply(headers=headers):
+                    pause_s = policy.pause_s(self.clock(), retry_after_s(headers))
+                case Broken(is_late=True):
+                    raise NoReplyInTimeError(f"no reply to {request.path} within {self.timeout_s:g} s ({outcome.why})")
+                case Broken(is_final=True):
+                    pause_s = None
+                case Broken():
+                    pause_s = policy.pause_s(self.clock(), None, broke=outcome.was_made)
+                    if policy.used == _QUIET_ATTEMPTS and pause_s is not None:
+                        left = policy.deadline - self.clock()
+                        log.warning("no reply to %s yet (%s); trying for %.0f s more", request.path, outcome.why, left)
             if pause_s is not None:
                 yield Pause(pause_s)
             elif isinstance(outcome, Reply):
                 return outcome
             else:
-                raise NoReplyError(f"no reply to {request.path} in {policy.used + 1} attempts: {outcome.why}")
+                attempts = f"{policy.used + 1} attempt{'s' if policy.used else ''}"
+                raise NoReplyError(f"no reply to {request.path} in {attempts}: {outcome.why}")
 
 
 def _loaded(source: Source) -> bytes | ItemError:

@@ -13,24 +13,32 @@ RETRYABLE_STATUSES = frozenset({429, 503})
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _LONGEST_RETRY_AFTER_S = 30.0
+# A request that breaks its connection each time may be what breaks it.
+_MOST_BREAKS = 5
 
 
 @dataclass
 class RetryPolicy:
-    """At most `retries` further attempts, all of them and their pauses before `deadline` (monotonic seconds)."""
+    """Further attempts, all of them and their pauses before `deadline` (monotonic seconds).
 
-    retries: int
+    With `retries` at most so many. Without, time alone bounds them, as a server that starts anew takes its time; but
+    connections that were made and then broke are counted.
+    """
+
+    retries: int | None
     deadline: float
     rng: random.Random
     used: int = 0
+    breaks: int = 0
 
-    def pause_s(self, now: float, retry_after_s: float | None) -> float | None:
-        """How long to wait before the next attempt, or None where there shall be none.
+    def pause_s(self, now: float, retry_after_s: float | None, *, broke: bool = False) -> float | None:
+        """How long to wait before the next attempt, or None where there shall be none. `broke`: the connection did.
 
         The server's wish is a lower bound, capped, with a quarter of it as jitter so that refused clients do not
         come back together; without one the pauses double, each drawn from its upper half.
         """
-        if self.used >= self.retries:
+        self.breaks += broke
+        if self.breaks > _MOST_BREAKS if self.retries is None else self.used >= self.retries:
             return None
         if retry_after_s is not None:
             least = min(retry_after_s, _LONGEST_RETRY_AFTER_S)

@@ -93,8 +93,13 @@ def broken(error: httpx.TransportError | TimeoutError, step: Send) -> Broken:
         case httpx.ConnectTimeout():
             return Broken("the connection was not made in time", is_late=time.monotonic() >= step.deadline)
         case httpx.ConnectError():
-            return Broken(f"no connection: {error}")
+            return Broken(f"no connection: {error}", is_final=_is_of_tls(error))
         case httpx.TimeoutException() | TimeoutError():
             return Broken("the server was too slow", is_late=True)
         case _:
-            return Broken(f"the connection broke: {str(error) or type(error).__name__}")
+            return Broken(f"the connection broke: {str(error) or type(error).__name__}", was_made=True)
+
+
+def _is_of_tls(error: httpx.ConnectError) -> bool:
+    """Whether the peer is no server of TLS, or not the one that it must be: httpcore's error has ssl's as argument."""
+    return error.__cause__ is not None and any(isinstance(part, ssl.SSLError) for part in error.__cause__.args)

@@ -221,6 +221,34 @@ def test_the_deadline_holds_for_silence_and_for_drips(call: Any, action: bytes) 
         assert len(server.requests) == 1
 
 
+def test_a_server_that_comes_back_is_waited_for(call: Any) -> None:
+    with Scripted(RESET, *[busy(503, "retry-after: 0")] * 12, OK) as server:
+        assert call(server.url) == {"version": "1"}
+        assert len(server.requests) == 14
+
+
+def test_a_request_that_breaks_every_connection_is_not_sent_for_ever(call: Any) -> None:
+    with Scripted(CLOSE) as server:
+        with pytest.raises(NoReplyError, match="in 6 attempts"):
+            call(server.url)
+        assert len(server.requests) == 6
+
+
+def test_a_peer_without_tls_is_not_waited_for(call: Any) -> None:
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(http(400))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(NoReplyError, match="in 1 attempt: no connection"):
+            call(f"https://127.0.0.1:{listener.getsockname()[1]}")
+        thread.join()
+
+
 def test_a_connection_is_used_again(call: Any) -> None:
     with Scripted(OK) as server, Client(server.url) as client:
         for _ in range(3):
@@ -272,7 +300,9 @@ class Clock:
         return self.now
 
 
-def pauses(outcome: Reply | Broken, *, retries: int, timeout_s: float, send_s: float = 0.0) -> Iterator[float]:
+def pauses(
+    outcome: Reply | Broken, *, retries: int | None = None, timeout_s: float, send_s: float = 0.0
+) -> Iterator[float]:
     """The pauses of a request that always meets `outcome`."""
     clock = Clock()
     flows = Flows(timeout_s=timeout_s, retries=retries, clock=clock, rng=random.Random(1))
@@ -316,6 +346,31 @@ def test_no_pause_beyond_the_deadline() -> None:
     assert list(pauses(Reply(503, {"retry-after": "30"}, b""), retries=9, timeout_s=20)) == []
     got = list(pauses(Reply(503, {"retry-after": "2"}, b""), retries=99, timeout_s=20, send_s=1.0))
     assert 5 <= len(got) <= 6
+
+
+@pytest.mark.parametrize(
+    "outcome", [Broken("no connection"), Reply(503, {}, b""), Reply(429, {"retry-after": "1"}, b"")]
+)
+def test_time_alone_bounds_what_may_get_better(outcome: Reply | Broken) -> None:
+    got = list(pauses(outcome, timeout_s=60))
+    assert 60 - 5 <= sum(got) < 60
+    assert len(got) > 10
+
+
+def test_what_would_end_in_the_same_way_is_not_tried_again() -> None:
+    assert list(pauses(Broken("not its certificate", is_final=True), timeout_s=20)) == []
+    assert len(list(pauses(Broken("reset", was_made=True), timeout_s=1000))) == 5
+
+
+def test_a_long_wait_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    list(pauses(Broken("no connection"), timeout_s=60))
+    assert [record.getMessage() for record in caplog.records] == [
+        "no reply to /v1/encode yet (no connection); trying for 58 s more"
+    ]
+    caplog.clear()
+    list(pauses(Broken("no connection"), timeout_s=60, retries=5))
+    list(pauses(Reply(429, {}, b""), timeout_s=60))
+    assert caplog.records == []
 
 
 def test_what_came_too_late_is_not_tried_again() -> None:
