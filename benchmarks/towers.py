@@ -8,9 +8,6 @@ from pathlib import Path
 
 from transformers import (
     BitImageProcessorPil,
-    CLIPConfig,
-    CLIPImageProcessorPil,
-    CLIPModel,
     Dinov2Config,
     Dinov2Model,
     Qwen2_5_VLConfig,
@@ -21,7 +18,6 @@ from transformers import (
 )
 
 from benchmarks import midsize
-from spmd_encoder.models.contrastive import TINY_TEXT
 from spmd_encoder.models.qwen_vl import tiny_whole
 from spmd_encoder.models.tiny import write_random
 
@@ -51,18 +47,10 @@ def _qwen2_5_vl(out: Path) -> None:
 
 
 def _qwen3_vl(out: Path) -> None:
-    vision = {"depth": 4, "out_hidden_size": 2048, "deepstack_visual_indexes": [1]}
+    vision = {"depth": 2, "out_hidden_size": 2048, "deepstack_visual_indexes": [1]}
     whole = tiny_whole(2048)
     config = Qwen3VLConfig(**whole | {"vision_config": vision, "text_config": whole["text_config"] | {"head_dim": 512}})
     write_random(Qwen3VLForConditionalGeneration, config, Qwen2VLImageProcessorPil(patch_size=16), out, seed=0)
-
-
-def _clip(out: Path) -> None:
-    vision = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 4, "num_attention_heads": 12}
-    config = CLIPConfig(
-        text_config=TINY_TEXT, vision_config={**vision, "image_size": 224, "patch_size": 16}, projection_dim=512
-    )
-    write_random(CLIPModel, config, CLIPImageProcessorPil(), out, seed=0)
 
 
 def _dinov2(out: Path) -> None:
@@ -72,9 +60,8 @@ def _dinov2(out: Path) -> None:
 
 
 GEOMETRIES = {
-    "qwen2.5-vl-midsize": Geometry(midsize.write, 224, (1, 4, 8), 8),
+    "qwen2.5-vl-midsize": Geometry(midsize.write, 224, (1, 4, 8), 4),
     "qwen2.5-vl-1280": Geometry(_qwen2_5_vl, 224, (1, 4), 1),
     "qwen3-vl-1152": Geometry(_qwen3_vl, 256, (1, 4), 1),
-    "clip-b16-depth4": Geometry(_clip, 224, (1, 4), 4),
     "dinov2-small": Geometry(_dinov2, 224, (1, 4), 4),
 }
