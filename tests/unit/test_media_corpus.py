@@ -209,7 +209,7 @@ def test_small_files_that_unpack_to_much(data: bytes) -> None:
     try:
         assert decode(data).tobytes() == sample().tobytes()
     except EncoderError as error:
-        assert error.code is ErrorCode.MEDIA_CORRUPT
+        assert error.code is ErrorCode.TOO_LARGE
     finally:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
