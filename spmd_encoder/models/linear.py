@@ -1,4 +1,4 @@
-"""Linear layers in pieces that a CPU likes, with exactly the sums of `F.linear`.
+"""Linear layers in pieces that a CPU likes, with the sums of `F.linear` in the same order.
 
 oneDNN's kernels are faster than MKL's, which torch takes for float32 (a tenth on an AMD CPU), but sum in another
 order: results then differ from transformers' by 1.5e-6 of their size. They are not used.
@@ -22,7 +22,7 @@ _WIDE = 2560
 
 
 def linear_block(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear` of one block, `[rows, in]` to `[rows, out]`, to the bit."""
+    """`F.linear` of one block, `[rows, in]` to `[rows, out]`."""
     width = weight.shape[0]
     if width <= _WIDE or x.is_cuda or x.dtype is not torch.float32:
         return F.linear(x, weight, bias)

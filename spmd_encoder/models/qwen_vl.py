@@ -42,7 +42,7 @@ ATTENTION = Split(
 
 
 class PatchEmbedding(nn.Module):
-    """Takes the place of transformers' own, which convolves each patch as a picture of its own.
+    """Takes the place of transformers' own on a CPU, which convolves each patch as a picture of its own.
 
     Here a block of patches lies side by side, as one wide picture. The sums are the same to the bit and take a
     quarter of the time; those of a Linear would be as fast, but in another order, 1e-6 away.
@@ -92,7 +92,8 @@ class QwenPreprocessor(Preprocessor):
 class QwenVLAdapter(FamilyAdapter):
     """`tokens` `[t * h * w / merge**2, dim]` in the order of the language model's placeholders.
 
-    With sdpa transformers runs one attention call per picture (or window of one): no mask over the whole batch.
+    The tower is transformers' own, with three parts in place of its slower ones: `PatchEmbedding`, `PackedAttention`
+    and `FeedForward`. They keep the order of its sums: in float32 on the CPUs tested the bits are the same.
     """
 
     modalities = (Modality.IMAGE,)
@@ -135,8 +136,9 @@ class QwenVLAdapter(FamilyAdapter):
                 f"but config.json asks for {taken}"
             )
         model = load_tower(cls.model_class, config, folder, TOWER, cls.plan(vision), context)
-        whole: Any = model.get_submodule(TOWER)
-        whole.patch_embed = PatchEmbedding(whole.patch_embed)
+        tower: Any = model.get_submodule(TOWER)
+        if context.device.type == "cpu":
+            tower.patch_embed = PatchEmbedding(tower.patch_embed)
         return cls(model, preprocessor, context.device)
 
     def batch_key(self, features: Features) -> Hashable:
