@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
+import random
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -82,6 +84,27 @@ async def test_a_body_is_never_the_next_request(served: Served) -> None:
     await asyncio.sleep(0.02)
     wire.send(chunk(GOOD) + b"0\r\n\r\n" + LIVE)
     assert [(await wire.reply()).status for _ in range(2)] == [200, 200]
+
+
+async def test_it_does_not_matter_how_requests_are_cut(served: Served) -> None:
+    choose = random.Random(1)
+    stream = b"".join(
+        (
+            post(GOOD, *H2C),
+            CHUNKED + chunk(GOOD[:9]) + chunk(GOOD[9:]) + b"0\r\nX-Trailer: GET / HTTP/1.1\r\n\r\n",
+            post(b"GET /info HTTP/1.1\r\n\r\n", *H2C),
+            b"\r\n" + LIVE,
+            post(GOOD, "Connection: close"),
+        )
+    )
+    for _ in range(25):
+        cuts = sorted(choose.sample(range(1, len(stream)), 5))
+        wire = await served.connect()
+        for start, end in itertools.pairwise([0, *cuts, len(stream)]):
+            wire.send(stream[start:end])
+            await asyncio.sleep(0.002)
+        answer = await asyncio.wait_for(wire.reader.read(), 5)
+        assert [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]] == [200, 200, 400, 200, 200], cuts
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
