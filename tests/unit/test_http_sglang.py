@@ -117,7 +117,7 @@ async def serving(settings: Config) -> AsyncIterator[Served]:
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     task = asyncio.create_task(front_end.serve())
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=50, limits=limits, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=150, limits=limits, trust_env=False) as http:
         yield Served(service, http, front_end)
     front_end.stop(0.5)
     await task
@@ -509,6 +509,7 @@ async def test_requests_in_hand_are_bounded_in_number() -> None:
             encode.cancel()
 
 
+@pytest.mark.timeout(200)
 async def test_a_thousand_at_once_are_all_answered(served: Served) -> None:
     """Early, late, doubled and missing registrations together; every call gets an answer, no part comes twice."""
     receivers = [Receiver() for _ in range(2)]
@@ -529,7 +530,8 @@ async def test_a_thousand_at_once_are_all_answered(served: Served) -> None:
         return n, (await encode).status_code
 
     try:
-        settings = replace(served.front_end.shared.dialect._parts._limits, staged_s=8.0)
+        # Long beside a slow machine: only the missing wait for it.
+        settings = replace(served.front_end.shared.dialect._parts._limits, staged_s=40.0)
         served.front_end.shared.dialect._parts._limits = settings
         answers = dict(await asyncio.gather(*(one(n) for n in range(count))))
         assert answers == {n: 504 if n % 10 == 9 else 200 for n in range(count)}
