@@ -224,11 +224,19 @@ async def test_good_requests_before_a_bad_one_keep_their_replies(served: Served,
     assert [reply.status for reply in await answers] == [200, 400, 400]
 
 
-async def test_a_broken_body_gives_its_request_up(served: Served) -> None:
+async def test_a_broken_body_gives_its_request_up(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     served.service.gate.clear()
-    (reply,) = await replies(served, CHUNKED + chunk(b"{"), b"oh no\r\n")
-    assert reply.status == 400
+    wire = await served.connect()
+    wire.send(CHUNKED + chunk(b"{"))
+    await asyncio.sleep(0.05)
+    assert served.service.reserved > 0
+    wire.send(b"oh no\r\n")
+    assert (await wire.reply()).status == 400
+    assert await wire.is_closed()
     assert served.service.reserved == 0
+    wire.writer.close()
+    await asyncio.sleep(0.1)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 async def test_malformed_requests_are_logged_now_and_then(served: Served, caplog: pytest.LogCaptureFixture) -> None:

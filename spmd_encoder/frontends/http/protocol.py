@@ -95,7 +95,7 @@ class EncoderHttpProtocol(HttpToolsProtocol):
                 return None
             self._refuse(400, "INVALID_REQUEST", "the last request on this connection is not whole")
         cycle = self.cycle
-        if cycle is None or cycle.response_complete or cycle.scope["http_version"] != "1.1":
+        if cycle is None or cycle.response_complete or cycle.disconnected or cycle.scope["http_version"] != "1.1":
             return None
         if self._last_words is None:
             cycle.keep_alive = False
