@@ -51,6 +51,7 @@ _PREFIXES = MappingProxyType(
     }
 )
 _HEAD_BYTES = 32
+_TILE_SIZE = (322, 323)
 # Pillow's names of its own limits, in its words on a file that goes beyond them.
 _TOO_MUCH_TEXT = re.compile("MAX_TEXT_(CHUNK|MEMORY)")
 
@@ -109,6 +110,8 @@ def _load(data: Buffer, max_pixels: int | None) -> tuple[Image.Image, int]:
         try:
             if image.format in ("JPEG", "MPO"):
                 check_scans(data)
+            elif isinstance(image, TiffImagePlugin.TiffImageFile):
+                _check_tile(image, max_pixels)
             normalise_transparency(image)  # before `load`, which forgets how samples are stored
             image.load()
             return bare(image), orientation(image)
@@ -171,6 +174,19 @@ def _check_size(width: int, height: int, max_pixels: int | None) -> None:
             ErrorCode.TOO_LARGE,
             f"the picture has {width} x {height} = {width * height} pixels, more than the limit of {max_pixels} "
             "(--max-image-pixels)",
+        )
+
+
+def _check_tile(image: TiffImagePlugin.TiffImageFile, max_pixels: int | None) -> None:
+    """A tile is decoded as a whole, however little of it the picture shows."""
+    width, height = (image.tag_v2.get(tag, 0) for tag in _TILE_SIZE)
+    if not isinstance(width, int) or not isinstance(height, int):
+        raise EncoderError(ErrorCode.MEDIA_CORRUPT, "the TIFF picture says no single size of its tiles")
+    if max_pixels is not None and width * height > max_pixels:
+        raise EncoderError(
+            ErrorCode.TOO_LARGE,
+            f"the picture's tiles have {width} x {height} = {width * height} pixels, more than the limit of "
+            f"{max_pixels} (--max-image-pixels)",
         )
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from spmd_encoder.errors import ErrorCode
 from spmd_encoder.media import pixels
+from spmd_encoder.media.image import decode
 from spmd_encoder.media.pixels import to_rgb
-from tests.unit.test_media_image import save
+from tests.unit.test_media_image import refused, save
 
 SIDE = 3000
 
@@ -77,6 +81,21 @@ def test_bytes_per_pixel(kind: str, most: int, tmp_path: Path) -> None:
         path.write_bytes(picture(kind, side))
     told = subprocess.run([sys.executable, "-c", SCRIPT, *map(str, paths)], check=True, capture_output=True, text=True)
     assert 1 < float(told.stdout) < most
+
+
+def tiled(side: int) -> bytes:
+    """A grey TIFF of 16 x 16 pixels in one tile of `side` x `side`."""
+    pixels = zlib.compress(bytes(side * side))
+    fields = [(256, 16), (257, 16), (258, 8), (259, 8), (262, 1), (277, 1), (322, side), (323, side)]
+    fields += [(324, 8 + 2 + 12 * 10 + 4), (325, len(pixels))]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in fields)
+    return b"II*\0" + struct.pack("<IH", 8, len(fields)) + entries + bytes(4) + pixels
+
+
+def test_a_tile_that_is_larger_than_its_picture_counts() -> None:
+    assert decode(tiled(64), 64 * 64).size == (16, 16)
+    error = refused(lambda: decode(tiled(80), 64 * 64), ErrorCode.TOO_LARGE)
+    assert "80 x 80" in error.message and "--max-image-pixels" in error.message
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "LA", "RGBA", "I;16", "I;16B", "I", "F", "LAB"])
