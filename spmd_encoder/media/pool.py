@@ -64,6 +64,7 @@ class PreparerPool:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._refusals = Refusals()
         self._closed = False
+        self._first = asyncio.Event()
         for slot in self._slots:
             self._keep(self._refill(slot))
 
@@ -80,6 +81,10 @@ class PreparerPool:
         self._check(request)
         slot = await self._idle.get()
         return await asyncio.shield(self._keep(self._prepare(slot, request, media)))
+
+    async def wait_ready(self) -> None:
+        """Until one process has loaded: from then on items are prepared."""
+        await self._first.wait()
 
     async def close(self) -> None:
         """Kill the processes. May be called again."""
@@ -162,6 +167,7 @@ class PreparerPool:
             process.sock.close()
             raise
         slot.process = process
+        self._first.set()
 
     async def _refill(self, slot: _Slot) -> None:
         """Make the slot ready for the next item, and only then idle."""

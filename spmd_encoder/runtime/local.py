@@ -147,6 +147,8 @@ async def _build_leader(place: _Place) -> RankLoop:
     started = time.monotonic()
     encoder = await place.compute.submit(lambda: _load(place, orders_address=channel.address))
     await channel.wait_for_followers(config.lifecycle.collective_timeout_s)
+    # The dispatcher's probe comes at once, and its time is for a picture and not for a process that imports.
+    await pool.wait_ready()
     worker = LeaderWorker(encoder, place.compute, channel, _profiler(place, encoder))
     engine = TowerEngine(encoder.adapter, worker, pool, faults)
     name = f"replica{place.replica}-epoch{spec.epoch}-{spec.keeper_id}".encode()

@@ -195,6 +195,13 @@ async def test_the_time_to_load_counts_for_no_item() -> None:
         assert await ask(pool, b"abc") == b"cba"
 
 
+async def test_ready_is_when_the_first_process_has_loaded() -> None:
+    async with pool_of(2, starter=lambda: start(0.5)) as pool:
+        assert pool.pids == ()
+        await asyncio.wait_for(pool.wait_ready(), 20)
+        assert len(pool.pids) >= 1
+
+
 async def test_whoever_gives_up_does_not_take_the_process_with_him() -> None:
     async with pool_of(1) as pool:
         assert await ask(pool, b"warm") == b"mraw"
