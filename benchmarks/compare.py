@@ -43,6 +43,7 @@ def main() -> None:
         port = probe.getsockname()[1]
     server = f"{sys.executable} -m torch.distributed.run --nproc-per-node 1 -m spmd_encoder"
     server += f" --port {port} --model-path {args.model_path} --device {args.device} --log-level warning"
+    server += " --cache-bytes 0"  # the pictures come again and again, and each is to be worked out
     url = f"http://127.0.0.1:{port}"
     with started(server, url):
         report = compare(tower, url, pictures, rounds=args.rounds, items=args.items, concurrency=args.concurrency)

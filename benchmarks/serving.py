@@ -3,7 +3,8 @@
     python -m benchmarks.serving --url http://127.0.0.1:30000 --concurrency 16 --duration-s 20
     python -m benchmarks.serving --start "torchrun --nproc-per-node 2 -m spmd_encoder --port 30000" --rate 40
 
-Prints one JSON object. Pictures go as raw bodies. The server and the load share this machine's cores.
+Prints one JSON object. Pictures go as raw bodies. The server and the load share this machine's cores. `--pictures` come
+again and again: give the server `--cache-bytes 0` where its tower is to be measured and not its cache.
 """
 
 from __future__ import annotations
