@@ -17,6 +17,7 @@ from spmd_encoder.frontends.grpc.errors import Failure
 from spmd_encoder.frontends.grpc.messages import parse
 
 _LOOK_S = 0.1
+_END_LOOK_S = 0.02
 
 
 class HealthService:
@@ -30,6 +31,7 @@ class HealthService:
         self._services = frozenset({"", *services})
         self._changed = asyncio.Event()
         self._ending = False
+        self._watches: set[object] = set()
 
     def handler(self) -> grpc.GenericRpcHandler:
         unary = {"Check": Method(handle=self._check), "List": Method(handle=self._list)}
@@ -44,10 +46,13 @@ class HealthService:
                 was_ready = now_ready
                 self._wake()
 
-    def end(self) -> None:
-        """NOT_SERVING from now on."""
+    async def end(self, timeout_s: float) -> None:
+        """NOT_SERVING from now on; returns when watchers were told and their calls are over, or the time is."""
         self._ending = True
         self._wake()
+        end = asyncio.get_running_loop().time() + timeout_s
+        while self._watches and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(_END_LOOK_S)
 
     async def _check(self, call: Call, data: bytes) -> bytes:
         if parse(pb.HealthCheckRequest, data).service not in self._services:
@@ -66,13 +71,20 @@ class HealthService:
             failure = Failure.of(error)
             await context.abort(failure.status, failure.message)
         last = None
-        while True:
-            changed = self._changed
-            reply = self._reply() if service in self._services else _response("SERVICE_UNKNOWN")
-            if reply.status != last:
-                await context.write(_bytes(reply))
-            last = reply.status
-            await changed.wait()
+        watch = object()
+        self._watches.add(watch)
+        try:
+            while True:
+                changed, ending = self._changed, self._ending
+                reply = self._reply() if service in self._services else _response("SERVICE_UNKNOWN")
+                if reply.status != last:
+                    await context.write(_bytes(reply))
+                last = reply.status
+                if ending:
+                    return
+                await changed.wait()
+        finally:
+            self._watches.discard(watch)
 
     def _reply(self) -> pb.HealthCheckResponse:
         return _response("SERVING" if is_ready(self._state()) and not self._ending else "NOT_SERVING")

@@ -26,6 +26,8 @@ _MAX_REFLECTIONS = 64
 _CONNECTION_AGE_MS, _CONNECTION_GRACE_MS = 30 * 60 * 1000, 5 * 60 * 1000
 # Longer than the longest drain: what is left of a call then is cancelled here and not by gRPC.
 _LONG_S = 24 * 3600.0
+# How long watchers of health have to take the last word.
+_TELL_S = 1.0
 
 
 class GrpcFrontEnd:
@@ -77,9 +79,10 @@ class GrpcFrontEnd:
             if not self._stopped.is_set():
                 ended.result()
                 raise RuntimeError("the gRPC server ended by itself")
-            self._health.end()
+            telling = asyncio.create_task(self._health.end(_TELL_S))
             closing = asyncio.create_task(self._server.stop(_LONG_S))  # takes nothing new
             await self._calls.finish(self._timeout_s)
+            await telling
             await self._server.stop(None)  # ends what is left: watchers, reflection
             await closing
         finally:
