@@ -49,6 +49,7 @@ def run(nproc: int, model_path: str, flags: list[str]) -> dict[str, Any]:
     try:
         live_s = wait(f"http://127.0.0.1:{port}/health/live", launcher) - began
         ready_s = wait(f"http://127.0.0.1:{port}/health/ready", launcher) - began
+        time.sleep(1.0)  # workers tell of their preparers a moment later
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/info") as reply:
             processes = json.load(reply)["processes"]
         memory: dict[str, list[int]] = {}
