@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 PROGRESS_S = 1.0
 RECONNECT_S = 5.0
 RETRY_S = 0.1
+LONG_GAP_S = 3.0
 
 
 class DispatcherLostError(Exception):
@@ -111,7 +112,12 @@ class ControlClient:
         stillness = Stillness(PROGRESS_S)
         while True:
             if (gap_s := stillness.gap_s()) > 0:
-                log.warning("this process stood still for %.1f s", gap_s)
+                # A second or two is a busy machine at the start; more is a stop, a freeze or starvation.
+                log.log(
+                    logging.WARNING if gap_s > LONG_GAP_S else logging.DEBUG,
+                    "this process stood still for %.1f s",
+                    gap_s,
+                )
                 self._worker.slept(gap_s)
             if (progress := self._worker.progress()) is not None:
                 self.report(progress)

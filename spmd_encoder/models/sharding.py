@@ -165,6 +165,11 @@ def verify_sharding(probes: Sequence[Probe]) -> float:
         with torch.inference_mode():
             want = probe.split.run(probe.full, hidden).float()
             got = probe.split.run(probe.cut, hidden).float()
+        if not bool(torch.isfinite(want).all()):
+            raise StartupError(
+                f"{probe.name} of this model gives values that are not finite: its weights are broken, or --dtype is "
+                "too narrow for them; download it again, or give another --dtype"
+            )
         difference = ((got - want).abs().max() / want.abs().max().clamp_min(1e-12)).item()
         # Written so that NaN fails too.
         if not difference <= _TOLERANCE.get(weight.dtype, _HALF_TOLERANCE):

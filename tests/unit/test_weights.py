@@ -135,6 +135,18 @@ def test_missing_and_misshapen_weights_are_named(qwen: Path, tmp_path: Path, con
         load_adapter(tmp_path, context)
 
 
+def test_weights_that_are_no_numbers_are_called_broken(qwen: Path, tmp_path: Path, context: LoadContext) -> None:
+    shutil.copytree(qwen, tmp_path / "broken")
+    (file,) = (tmp_path / "broken").glob("*.safetensors")
+    weights = load_file(file)
+    for name in weights:
+        if "visual.blocks.0." in name:
+            weights[name] = torch.full_like(weights[name], torch.nan)
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(StartupError, match="its weights are broken"):
+        load_adapter(tmp_path / "broken", context)
+
+
 def test_quantised_towers_are_refused(qwen: Path, tmp_path: Path, context: LoadContext) -> None:
     shutil.copytree(qwen, tmp_path, dirs_exist_ok=True)
     weights = load_file(qwen / checkpoint.SINGLE)
