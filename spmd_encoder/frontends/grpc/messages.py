@@ -12,6 +12,8 @@ from google.protobuf.message import DecodeError, Message
 from spmd_encoder.api.types import Embedding, ItemFailure, ItemOutcome, Modality, ModelInfo, OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import ItemLimits, SourceItem, check_count, item_name, parse_item, read_item
+from spmd_encoder.frontends.destinations import Delivered, Elsewhere
+from spmd_encoder.frontends.grpc.destination import delivered_message, read_destination
 from spmd_encoder.frontends.grpc.protos import encoder_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -27,10 +29,13 @@ _ENTRY_BYTES = 4096
 
 @dataclass(frozen=True)
 class Request:
+    """`elsewhere` is where the embeddings go, if not into the reply."""
+
     items: list[SourceItem]
     output: OutputKind | None
     request_id: str
     model: str | None
+    elsewhere: Elsewhere | None
 
 
 def parse(kind: type[M], data: bytes) -> M:
@@ -54,11 +59,12 @@ def read_request(data: bytes, limits: ItemLimits, max_items: int) -> Request:
         output = next((kind for kind, number in _OUTPUTS.items() if number == message.output), None)
         if output is None:
             raise EncoderError(ErrorCode.INVALID_REQUEST, f"there is no output {message.output}", param="output")
+    elsewhere = read_destination(message)
     items: list[SourceItem] = []
     for index, item in enumerate(message.items):
         items.append(_source(item, limits, item_name(index)))
         item.Clear()  # so that each is in memory only once
-    return Request(items, output, message.request_id, message.model or None)
+    return Request(items, output, message.request_id, message.model or None, elsewhere)
 
 
 def _source(item: pb.Item, limits: ItemLimits, name: str) -> SourceItem:
@@ -81,22 +87,38 @@ def reply_bytes(outcomes: Sequence[ItemOutcome]) -> int:
 def write_reply(request_id: str, model: str, outcomes: Sequence[ItemOutcome]) -> bytes:
     reply = pb.EncodeResponse(request_id=request_id, model=model)
     for outcome in outcomes:
-        result = reply.results.add()
-        if isinstance(outcome, ItemFailure):
-            error = outcome.error
-            result.error.code, result.error.message = error.code.value, error.message
-            result.error.param = error.param or ""
-        else:
-            _fill(result.embedding, outcome)
+        _add_result(reply, outcome)
+        if isinstance(outcome, Embedding):
+            reply.results[-1].embedding.data = bytes(outcome.data)
     return reply.SerializeToString()
 
 
-def _fill(message: pb.Embedding, embedding: Embedding) -> None:
+def write_delivered(request_id: str, model: str, delivered: Sequence[Delivered]) -> bytes:
+    """The same where the embeddings went elsewhere: each says where, in the place of its `data`."""
+    reply = pb.EncodeResponse(request_id=request_id, model=model)
+    for item in delivered:
+        _add_result(reply, item.outcome)
+        if item.receipt is not None:
+            reply.results[-1].embedding.delivered.CopyFrom(delivered_message(item.receipt))
+    return reply.SerializeToString()
+
+
+def _add_result(reply: pb.EncodeResponse, outcome: ItemOutcome) -> None:
+    """Without the embedding itself."""
+    result = reply.results.add()
+    if isinstance(outcome, ItemFailure):
+        error = outcome.error
+        result.error.code, result.error.message = error.code.value, error.message
+        result.error.param = error.param or ""
+    else:
+        _describe(result.embedding, outcome)
+
+
+def _describe(message: pb.Embedding, embedding: Embedding) -> None:
     message.modality = _MODALITIES[embedding.modality]
     message.output = _OUTPUTS[embedding.kind]
     message.shape.extend(embedding.shape)
     message.dtype = embedding.dtype
-    message.data = bytes(embedding.data)
     message.grid.extend(embedding.grid or ())
     message.num_tokens = embedding.num_tokens
     message.digest = embedding.digest

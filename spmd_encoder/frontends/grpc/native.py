@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 from google.protobuf.json_format import Parse
 
 from spmd_encoder.api.service import EncoderService
+from spmd_encoder.api.types import ItemOutcome
 from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import ItemLimits, check_model, check_output, item_name, known_model
 from spmd_encoder.frontends.grpc.calls import Call, Method
-from spmd_encoder.frontends.grpc.messages import model_message, parse, read_request, reply_bytes, write_reply
+from spmd_encoder.frontends.grpc.messages import (
+    model_message,
+    parse,
+    read_request,
+    reply_bytes,
+    write_delivered,
+    write_reply,
+)
 from spmd_encoder.frontends.grpc.protos import encoder_pb2 as pb
 from spmd_encoder.frontends.remote import fetch_and_encode
 from spmd_encoder.frontends.shared import Shared
@@ -39,14 +48,18 @@ class NativeService:
         }
 
     async def _encode(self, call: Call, data: bytes) -> bytes:
-        limits = ItemLimits.of(self._config.server)
+        limits = ItemLimits.of(self._config)
         read = partial(read_request, data, limits, self._config.server.max_items_per_request)
         del data
         request = await call.read(read, self._shared.pool)
         del read  # and with it the message: the items hold what is needed
         call.take_request_id(request.request_id)
         model = check_model(self._service, self._config.served_name, request.model)
-        check_output(self._service, request.output)
+        output = request.output
+        elsewhere, destinations = request.elsewhere, self._shared.destinations
+        if elsewhere is not None:
+            output = destinations.check(elsewhere, len(request.items), output)
+        check_output(self._service, output)
         outcomes = await fetch_and_encode(
             self._service,
             request.items,
@@ -55,20 +68,28 @@ class NativeService:
             pool=self._shared.pool,
             reserve=call.account.add,
             request_id=call.request_id,
-            output=request.output,
+            output=output,
             timeout_s=call.time_left_s,
             check=lambda _: None,
             name=item_name,
         )
         del request
         call.exchange.note(outcomes)
+        if elsewhere is not None:
+            return write_delivered(
+                call.request_id, model, await destinations.deliver(elsewhere, outcomes, call.request_id)
+            )
+        return await self._written(call.request_id, model, outcomes)
+
+    async def _written(self, request_id: str, model: str, outcomes: Sequence[ItemOutcome]) -> bytes:
+        """The reply with the embeddings in it. Raises `EncoderError` TOO_LARGE."""
         size, limit = reply_bytes(outcomes), self._config.server.max_body_bytes
         if size > limit:
             raise EncoderError(
                 ErrorCode.TOO_LARGE,
                 f"the reply would have {size} bytes, and {limit} are the limit (--max-body-bytes); send fewer items",
             )
-        write = partial(write_reply, call.request_id, model, outcomes)
+        write = partial(write_reply, request_id, model, outcomes)
         if size <= _INLINE_BYTES:
             return write()
         return await asyncio.get_running_loop().run_in_executor(self._shared.pool, write)

@@ -38,8 +38,8 @@ class SglangService:
         }
 
     async def _encode(self, call: Call, data: bytes) -> bytes:
-        server = self._config.server
-        read = partial(_read_encode, data, self._push, server.max_items_per_request, ItemLimits.of(server))
+        max_items = self._config.server.max_items_per_request
+        read = partial(_read_encode, data, self._push, max_items, ItemLimits.of(self._config))
         del data
         # No item is held here, since none must outlive its account, which the part takes over.
         media = call.account.hand_over()

@@ -39,16 +39,62 @@ class Item(_message.Message):
     def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., data: _Optional[bytes] = ..., url: _Optional[str] = ...) -> None: ...
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("items", "output", "request_id", "model")
+    __slots__ = ("items", "output", "request_id", "model", "destination")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[Item]
     output: Output
     request_id: str
     model: str
-    def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., output: _Optional[_Union[Output, str]] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+    destination: Destination
+    def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., output: _Optional[_Union[Output, str]] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., destination: _Optional[_Union[Destination, _Mapping]] = ...) -> None: ...
+
+class Destination(_message.Message):
+    __slots__ = ("inline", "file", "zmq", "staged")
+    INLINE_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    ZMQ_FIELD_NUMBER: _ClassVar[int]
+    STAGED_FIELD_NUMBER: _ClassVar[int]
+    inline: Inline
+    file: ToFiles
+    zmq: ToReceiver
+    staged: Staged
+    def __init__(self, inline: _Optional[_Union[Inline, _Mapping]] = ..., file: _Optional[_Union[ToFiles, _Mapping]] = ..., zmq: _Optional[_Union[ToReceiver, _Mapping]] = ..., staged: _Optional[_Union[Staged, _Mapping]] = ...) -> None: ...
+
+class Inline(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ToFiles(_message.Message):
+    __slots__ = ("mm_hashes",)
+    MM_HASHES_FIELD_NUMBER: _ClassVar[int]
+    mm_hashes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, mm_hashes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ToReceiver(_message.Message):
+    __slots__ = ("endpoint", "part")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    part: Part
+    def __init__(self, endpoint: _Optional[str] = ..., part: _Optional[_Union[Part, _Mapping]] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("id", "index", "count")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    index: int
+    count: int
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class Staged(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class EncodeResponse(_message.Message):
     __slots__ = ("request_id", "model", "results")
@@ -69,7 +115,7 @@ class ItemResult(_message.Message):
     def __init__(self, embedding: _Optional[_Union[Embedding, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Embedding(_message.Message):
-    __slots__ = ("modality", "output", "shape", "dtype", "data", "grid", "num_tokens", "digest", "cached")
+    __slots__ = ("modality", "output", "shape", "dtype", "data", "grid", "num_tokens", "digest", "cached", "delivered")
     MODALITY_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +125,7 @@ class Embedding(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
     modality: Modality
     output: Output
     shape: _containers.RepeatedScalarFieldContainer[int]
@@ -88,7 +135,40 @@ class Embedding(_message.Message):
     num_tokens: int
     digest: str
     cached: bool
-    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., output: _Optional[_Union[Output, str]] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., data: _Optional[bytes] = ..., grid: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., digest: _Optional[str] = ..., cached: _Optional[bool] = ...) -> None: ...
+    delivered: Delivered
+    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., output: _Optional[_Union[Output, str]] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., data: _Optional[bytes] = ..., grid: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., digest: _Optional[str] = ..., cached: _Optional[bool] = ..., delivered: _Optional[_Union[Delivered, _Mapping]] = ...) -> None: ...
+
+class Delivered(_message.Message):
+    __slots__ = ("num_bytes", "file", "zmq", "staged")
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    ZMQ_FIELD_NUMBER: _ClassVar[int]
+    STAGED_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    file: FileReceipt
+    zmq: ReceiverReceipt
+    staged: StagedReceipt
+    def __init__(self, num_bytes: _Optional[int] = ..., file: _Optional[_Union[FileReceipt, _Mapping]] = ..., zmq: _Optional[_Union[ReceiverReceipt, _Mapping]] = ..., staged: _Optional[_Union[StagedReceipt, _Mapping]] = ...) -> None: ...
+
+class FileReceipt(_message.Message):
+    __slots__ = ("mm_hash", "path")
+    MM_HASH_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    mm_hash: str
+    path: str
+    def __init__(self, mm_hash: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class ReceiverReceipt(_message.Message):
+    __slots__ = ("endpoint",)
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    def __init__(self, endpoint: _Optional[str] = ...) -> None: ...
+
+class StagedReceipt(_message.Message):
+    __slots__ = ("staged_id",)
+    STAGED_ID_FIELD_NUMBER: _ClassVar[int]
+    staged_id: str
+    def __init__(self, staged_id: _Optional[str] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "param")
