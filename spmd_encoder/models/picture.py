@@ -14,8 +14,8 @@ MAX_ASPECT_RATIO = 200
 """Qwen's processor refuses more (`smart_resize`); elsewhere it bounds the size of the resized strip."""
 
 
-def run_processor(processor: Any, image: Image.Image) -> dict[str, Tensor]:
-    """The processor's tensors for one RGB picture.
+def run_processor(processor: Any, image: Image.Image, **options: Any) -> dict[str, Tensor]:
+    """The processor's tensors for one RGB picture, called with `options`.
 
     Raises EncoderError MEDIA_CORRUPT for a picture that is far longer than wide (or the reverse), or that the
     processor itself refuses.
@@ -29,7 +29,7 @@ def run_processor(processor: Any, image: Image.Image) -> dict[str, Tensor]:
         )
     try:
         # A PIL image and not an array: of an array with 3 rows the processor would guess the channel axis wrong.
-        made = processor(images=[image], return_tensors="pt")
+        made = processor(images=[image], return_tensors="pt", **options)
     except ValueError as error:
         raise EncoderError(
             ErrorCode.MEDIA_CORRUPT,

@@ -60,12 +60,17 @@ def from_folder(cls: type[LoadedT], folder: Path) -> LoadedT:
 
 
 def load_tower(
-    cls: type[ModelT], config: PreTrainedConfig, folder: Path, keep: str, plan: TowerPlan, context: LoadContext
+    cls: type[ModelT],
+    config: PreTrainedConfig,
+    folder: Path,
+    keep: str | tuple[str, ...],
+    plan: TowerPlan,
+    context: LoadContext,
 ) -> ModelT:
     """`cls` with this rank's share of the modules under `keep` ("" for all) on the device, the rest on meta.
 
-    `keep` is a module path; its weights are in `context.dtype`, its non-persistent buffers as the model makes
-    them. The model is in eval mode and without gradients. Collective over the group (`verify_sharding`).
+    `keep` are paths of modules or parameters; their weights are in `context.dtype`, non-persistent buffers as the
+    model makes them. The model is in eval mode and without gradients. Collective over the group (`verify_sharding`).
     Raises StartupError that names a shard that is missing or broken, or weights that are missing.
     """
     model = load_whole(cls, config, folder, keep, context.dtype)
@@ -78,26 +83,30 @@ def load_tower(
 
 
 def load_whole(
-    cls: type[ModelT], config: PreTrainedConfig, folder: Path, keep: str, fallback_dtype: torch.dtype
+    cls: type[ModelT],
+    config: PreTrainedConfig,
+    folder: Path,
+    keep: str | tuple[str, ...],
+    fallback_dtype: torch.dtype,
 ) -> ModelT:
     """`load_tower` on the CPU, before any cutting and in the dtype that the files have.
 
     `fallback_dtype` is used instead where the files mix dtypes.
     """
-    prefix = f"{keep}." if keep else ""
+    kept = _Kept(keep)
     shards = shard_keys(folder)
     with ExitStack() as files:
         # Names and renames do not depend on the dtype, which only the files can tell.
         model = _on_meta(cls, config, fallback_dtype)
-        slices = _pick(model, folder, shards, prefix, files)
+        slices = _pick(model, folder, shards, kept, files)
         stored = {_FLOATS.get(tensor.get_dtype()) for tensor in slices.values()}
         if None in stored:
             raise StartupError(f"{folder}: the encoder's weights are quantised, which is not supported here")
         if len(stored) == 1 and (dtype := stored.pop()) is not None and dtype != fallback_dtype:
             model = _on_meta(cls, config, dtype)
-        _fill(model, folder, slices, prefix)
-    _make_buffers(model, prefix)
-    left = [n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta and n.startswith(prefix)]
+        _fill(model, folder, slices, kept)
+    _make_buffers(model, kept)
+    left = [n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta and n in kept]
     if left:
         raise StartupError(f"{folder}: {len(left)} tensors of the encoder got no value, first {left[0]}")
     model.train(False)
@@ -121,6 +130,16 @@ def real_bytes(module: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters() if not p.is_meta)
 
 
+class _Kept:
+    """Whether a module or tensor lies at or below one of the paths; an empty path keeps all."""
+
+    def __init__(self, paths: str | tuple[str, ...]) -> None:
+        self._prefixes = tuple(f"{path}." if path else "" for path in ((paths,) if isinstance(paths, str) else paths))
+
+    def __contains__(self, name: str) -> bool:
+        return f"{name}.".startswith(self._prefixes)
+
+
 def _on_meta(cls: type[ModelT], config: PreTrainedConfig, dtype: torch.dtype) -> ModelT:
     build: Any = cls._from_config
     with torch.device("meta"):
@@ -129,7 +148,7 @@ def _on_meta(cls: type[ModelT], config: PreTrainedConfig, dtype: torch.dtype) ->
 
 
 def _pick(
-    model: PreTrainedModel, folder: Path, shards: dict[str, tuple[str, ...]], prefix: str, files: ExitStack
+    model: PreTrainedModel, folder: Path, shards: dict[str, tuple[str, ...]], kept: _Kept, files: ExitStack
 ) -> dict[str, Any]:
     """Lazy slices of the wanted weights by their names in the files. Other shards are not opened."""
     mapping = get_model_conversion_mapping(model)
@@ -139,7 +158,7 @@ def _pick(
 
     def wanted(key: str) -> bool:
         renamed, _ = rename_source_key(key, renamings, converters, model.base_model_prefix, names)
-        return renamed in names and renamed.startswith(prefix)
+        return renamed in names and renamed in kept
 
     slices: dict[str, Any] = {}
     for shard, keys in sorted(shards.items()):
@@ -156,13 +175,13 @@ def _pick(
     return slices
 
 
-def _fill(model: PreTrainedModel, folder: Path, slices: dict[str, Any], prefix: str) -> None:
+def _fill(model: PreTrainedModel, folder: Path, slices: dict[str, Any], kept: _Kept) -> None:
     # A fresh mapping: some renamings keep state while keys are renamed.
     mapping: Any = get_model_conversion_mapping(model)
     config = LoadStateDictConfig(dtype=model.dtype, device_map={"": "cpu"}, weight_mapping=mapping)
     with no_progress_bar():
         info, _ = convert_and_load_state_dict_in_model(model, slices, config)
-    missing = sorted(key for key in info.missing_keys if key.startswith(prefix))
+    missing = sorted(key for key in info.missing_keys if key in kept)
     if missing:
         raise StartupError(f"{folder} lacks {len(missing)} weights of the encoder, first {missing[0]}")
     if info.mismatched_keys:
@@ -187,7 +206,7 @@ def no_progress_bar() -> Iterator[None]:
             switches.enable_progress_bar()
 
 
-def _make_buffers(model: PreTrainedModel, prefix: str) -> None:
+def _make_buffers(model: PreTrainedModel, kept: _Kept) -> None:
     """Give non-persistent buffers (rotary frequencies) their values, which no file has, by the model's own rule.
 
     `_init_weights` of the nearest model class knows it; all else of the module is marked as initialised before.
@@ -196,7 +215,7 @@ def _make_buffers(model: PreTrainedModel, prefix: str) -> None:
     with torch.no_grad():
         for name, module in model.named_modules():
             stale = [n for n, b in module.named_buffers(recurse=False) if b.is_meta]
-            if not stale or not f"{name}.".startswith(prefix):
+            if not stale or name not in kept:
                 continue
             for buffer in stale:
                 setattr(module, buffer, torch.empty_like(getattr(module, buffer), device="cpu"))
