@@ -22,6 +22,7 @@ from spmd_encoder import __version__
 from spmd_encoder.destination_flags import DestinationConfig, check_hosts
 from spmd_encoder.errors import StartupError
 from spmd_encoder.flags import ARITY, READERS, flag, value_text
+from spmd_encoder.media_flags import MediaConfig
 from spmd_encoder.sglang_flags import check_bootstraps, class_path
 
 ENV_PREFIX = "SPMD_ENCODER_"
@@ -73,37 +74,6 @@ class ServerConfig:
     max_items_per_request: int = flag(256, "most items in one request")
     max_image_pixels: int = flag(100_000_000, "most pixels of one picture, read from its header")
     max_image_bytes: int = flag(64 * 2**20, "largest media file, after base64")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MediaConfig:
-    alpha: str = flag(
-        "white",
-        "what transparent parts of a picture are laid on; drop leaves the alpha channel out, as Pillow's "
-        "convert and SGLang do",
-        choices=("white", "black", "drop"),
-    )
-    allow_private_media_hosts: bool = flag(
-        False,
-        "fetch from private, loopback, link-local and other non-public addresses too; without it, whoever may send "
-        "requests could read the server's own network and its cloud's metadata",
-    )
-    allowed_media_domains: tuple[str, ...] = flag(
-        (),
-        "exact host names that media are fetched from, redirects included, separated by commas or spaces; "
-        "empty allows every public host",
-    )
-    allowed_local_media_path: str | None = flag(
-        None,
-        "folder whose files may be named as file:///absolute/path; symbolic links must stay inside it; without it "
-        "file:// is refused",
-    )
-    media_url_max_file_size_mb: int = flag(
-        64, "largest file behind a URL, in MiB, held to while it arrives; 0 leaves only the other limits"
-    )
-    media_fetch_timeout_s: float = flag(
-        10.0, "longest fetch of one URL, with its wait for a free connection, its redirects and the whole download"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

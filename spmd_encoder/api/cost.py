@@ -1,9 +1,48 @@
-"""An item's price in encoder tokens, from its width and height alone."""
+"""An item's price in encoder tokens, from what its file's header says."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from spmd_encoder.api.types import ItemOptions, MediaItem, Modality
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioCost:
+    """`tokens_per_s` of sound, for `min_s` at least and `max_s` at most; a family that pads has both equal."""
+
+    tokens_per_s: float
+    min_s: float = 0.0
+    max_s: float = 30.0
+
+    def tokens(self, seconds: float) -> int:
+        """At least 1; of an unknown length (0) the most."""
+        return max(1, math.ceil(self.tokens_per_s * min(max(seconds or self.max_s, self.min_s), self.max_s)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoCost:
+    """`fps` frames of each second, `min_frames` to `max_frames`, of which `frames_per_step` are encoded together.
+
+    Each step costs `tokens_per_step`, or, where that is None, what a picture of its size does, within `min_pixels` and
+    `max_pixels` of a frame and `max_pixels_in_all` of the film (0: no such bound).
+    """
+
+    fps: float
+    min_frames: int
+    max_frames: int
+    frames_per_step: int = 1
+    tokens_per_step: int | None = None
+    min_pixels: int = 0
+    max_pixels: int = 0
+    max_pixels_in_all: int = 0
+
+    def frames(self, seconds: float, options: ItemOptions) -> int:
+        """How many are encoded; of an unknown length (0) the most."""
+        most = min(self.max_frames, options.max_frames or self.max_frames)
+        wanted = math.ceil(seconds * (options.fps or self.fps)) if seconds else most
+        return max(1, min(max(wanted, self.min_frames), most))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +59,29 @@ class CostTable:
     min_pixels: int = 0
     max_pixels: int = 0
     fixed_tokens: int | None = None
+    audio: AudioCost | None = None
+    video: VideoCost | None = None
+
+    def tokens(self, item: MediaItem) -> int:
+        """The item's price; 1 where the family does not take its modality."""
+        match item.modality:
+            case Modality.IMAGE:
+                return self.image_tokens(item.width, item.height)
+            case Modality.AUDIO:
+                return 1 if self.audio is None else self.audio.tokens(item.seconds)
+            case Modality.VIDEO:
+                return 1 if self.video is None else self._video_tokens(self.video, item)
+
+    def _video_tokens(self, video: VideoCost, item: MediaItem) -> int:
+        frames = video.frames(item.seconds, item.options)
+        steps = math.ceil(frames / video.frames_per_step)
+        if video.tokens_per_step is not None:
+            return steps * video.tokens_per_step
+        most = video.max_pixels
+        if video.max_pixels_in_all:
+            most = max(video.min_pixels, min(most or video.max_pixels_in_all, video.max_pixels_in_all // frames))
+        frame = replace(self, min_pixels=video.min_pixels, max_pixels=most)
+        return steps * frame.image_tokens(item.width, item.height)
 
     def image_tokens(self, width: int, height: int) -> int:
         """Patches that the tower computes for one picture (before any merging); at least 1."""

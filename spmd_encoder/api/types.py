@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -21,19 +22,48 @@ class OutputKind(StrEnum):
     POOLED = "pooled"
 
 
+Detail = int | float | list[float]
+"""A fact about an item besides its rows and grid, as `Embedding.details` names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemOptions:
+    """How one film is sampled. None is the model's own way; the server's limits hold in any case."""
+
+    fps: float | None = None
+    max_frames: int | None = None
+
+
+NO_OPTIONS = ItemOptions()
+
+
 @dataclass(frozen=True, kw_only=True)
 class MediaItem:
-    """One picture as it came: undecoded file bytes.
+    """One picture, sound or film as it came: undecoded file bytes.
 
-    `digest` is `sha256:<hex>` of exactly these bytes. `width` and `height` (pixels) come from the file's
-    header, before any decoding; they price the item (`api.cost`).
+    `digest` is `sha256:<hex>` of exactly these bytes. `width` and `height` (pixels) and `seconds` come from the file's
+    header, before any decoding, 0 where it does not tell; they price the item (`api.cost`).
     """
 
     modality: Modality
     data: bytes
     digest: str
-    width: int
-    height: int
+    width: int = 0
+    height: int = 0
+    seconds: float = 0.0
+    options: ItemOptions = NO_OPTIONS
+
+    @property
+    def key(self) -> str:
+        return item_key(self.modality, self.digest, self.options)
+
+
+def item_key(modality: Modality, digest: str, options: ItemOptions) -> str:
+    """Equal for items whose results are equal: a picture's digest; otherwise also how the bytes are to be read."""
+    if modality is Modality.IMAGE:
+        return digest
+    given = [f"{name}={value!r}" for name, value in dataclasses.asdict(options).items() if value is not None]
+    return f"{digest}?" + "&".join([modality.value, *given])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +100,9 @@ class Embedding:
     grid: tuple[int, int, int] | None = None
     replica: int = -1
     times: StageTimes = field(default_factory=StageTimes)
+    details: dict[str, Detail] = field(default_factory=dict)
+    """What else a language model must know of it, under the names of transformers' processors: for example
+    `second_per_grid_ts` of a film."""
     cached: bool = False
     """It came out of the replica's cache, bit for bit as it was computed."""
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from spmd_encoder.errors import EncoderError
 
 Key = tuple[str, str]
-"""What makes two items the same work: the digest of their bytes, and the output that is wanted of them."""
+"""What makes two items the same work: `api.types.item_key`, and the output that is wanted of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
     """One item of one request. `pinned`: a probe of this one replica; it takes part in nothing else.
 
-    An older job has a lower `job_id`.
+    An older job has a lower `job_id`. `digest` is the item's key (`api.types.item_key`).
     """
 
     job_id: int

@@ -242,9 +242,9 @@ class DPDispatcher:
     ) -> NewJob:
         return NewJob(
             job_id=next(self._ids),
-            digest=item.digest,
+            digest=item.key,
             output=output or "",
-            cost_tokens=self._cost.image_tokens(item.width, item.height),
+            cost_tokens=self._cost.tokens(item),
             deadline=deadline,
             pinned=pinned,
         )
@@ -373,7 +373,7 @@ class DPDispatcher:
         self._fleet.probed(replica)
         epoch = self._fleet.epoch(replica)
         deadline = time.monotonic() + self._config.lifecycle.batch_timeout_s
-        item = probe_item()
+        item = probe_item(self._model.modalities if self._model else ())
         job = self._new_job(item, deadline, pinned=replica)
         request = EncodeRequest(request_id=f"probe-{replica}-{job.job_id}", items=(item,), probe=True)
         self._jobs.open(job.job_id, request, item, None)

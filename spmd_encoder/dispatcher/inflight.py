@@ -52,8 +52,9 @@ class Jobs:
                     modality=entry.item.modality,
                     output=entry.output,
                     digest=entry.item.digest,
-                    cost_tokens=cost.image_tokens(entry.item.width, entry.item.height),
+                    cost_tokens=cost.tokens(entry.item),
                     budget_s=max(0.0, deadline - now),
+                    options=entry.item.options,
                     alone=alone,
                     probe=entry.request.probe,
                 )
@@ -85,6 +86,7 @@ class Jobs:
             grid=message.grid,
             replica=replica,
             times=message.times,
+            details=message.details,
             cached=message.cached,
         )
         self.resolve(job_id, embedding)

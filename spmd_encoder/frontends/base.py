@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from spmd_encoder.api.service import EncoderService
 from spmd_encoder.api.types import (
+    NO_OPTIONS,
     EncodeRequest,
     ItemFailure,
+    ItemOptions,
     ItemOutcome,
     MediaItem,
     Modality,
@@ -18,8 +21,9 @@ from spmd_encoder.api.types import (
     OutputKind,
     ReadyState,
 )
-from spmd_encoder.config import ServerConfig
+from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.media.base import Header
 from spmd_encoder.media.data_uri import check_size, parse_data_uri
 from spmd_encoder.media.fetch import is_remote
 from spmd_encoder.media.registry import media_kind
@@ -51,6 +55,7 @@ class RemoteItem:
 
     modality: Modality
     url: str
+    options: ItemOptions = NO_OPTIONS
 
 
 SourceItem = ParsedItem | RemoteItem
@@ -58,14 +63,31 @@ SourceItem = ParsedItem | RemoteItem
 
 @dataclass(frozen=True)
 class ItemLimits:
-    """Most bytes of one media file, and most pixels by its header."""
+    """Most bytes of one media file, and most pixels and seconds by its header."""
 
     max_bytes: int
     max_pixels: int
+    max_audio_seconds: float = math.inf
+    max_video_seconds: float = math.inf
 
     @classmethod
-    def of(cls, config: ServerConfig) -> ItemLimits:
-        return cls(config.max_image_bytes, config.max_image_pixels)
+    def of(cls, config: Config) -> ItemLimits:
+        return cls(
+            max_bytes=config.server.max_image_bytes,
+            max_pixels=config.server.max_image_pixels,
+            max_audio_seconds=config.media.max_audio_seconds,
+            max_video_seconds=config.media.max_video_seconds,
+        )
+
+    def check(self, modality: Modality, header: Header) -> None:
+        """Raises `EncoderError` TOO_LARGE for a sound or film that its own header says to be too long."""
+        limit = self.max_audio_seconds if modality is Modality.AUDIO else self.max_video_seconds
+        if header.seconds > limit:
+            raise EncoderError(
+                ErrorCode.TOO_LARGE,
+                f"the item lasts {header.seconds:.1f} s, more than the limit of {limit:g} s "
+                f"(--max-{modality.value}-seconds)",
+            )
 
 
 def item_name(index: int) -> str:
@@ -73,7 +95,7 @@ def item_name(index: int) -> str:
     return f"items[{index}]"
 
 
-def build_item(modality: Modality, data: bytes, limits: ItemLimits) -> MediaItem:
+def build_item(modality: Modality, data: bytes, limits: ItemLimits, options: ItemOptions = NO_OPTIONS) -> MediaItem:
     """One item from its file's bytes: hashes them and reads the header. Not for an event loop.
 
     Raises `EncoderError`: INVALID_REQUEST where it is empty, TOO_LARGE, MEDIA_UNSUPPORTED or MEDIA_CORRUPT.
@@ -82,27 +104,39 @@ def build_item(modality: Modality, data: bytes, limits: ItemLimits) -> MediaItem
         raise EncoderError(ErrorCode.INVALID_REQUEST, "the item is empty: it has no bytes")
     check_size(len(data), limits.max_bytes)
     header = media_kind(modality).probe(data, limits.max_pixels)
-    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-    return MediaItem(modality=modality, data=data, digest=digest, width=header.width, height=header.height)
+    limits.check(modality, header)
+    return MediaItem(
+        modality=modality,
+        data=data,
+        digest=f"sha256:{hashlib.sha256(data).hexdigest()}",
+        width=header.width,
+        height=header.height,
+        seconds=header.seconds,
+        options=options,
+    )
 
 
-def read_item(modality: Modality, data: bytes, limits: ItemLimits, name: str) -> ParsedItem:
+def read_item(
+    modality: Modality, data: bytes, limits: ItemLimits, name: str, options: ItemOptions = NO_OPTIONS
+) -> ParsedItem:
     """`build_item`, but the failure is a value, said of the item's `name`. Not for an event loop."""
     try:
-        return build_item(modality, data, limits)
+        return build_item(modality, data, limits, options)
     except EncoderError as error:
         return error.at(name)  # a fresh exception: the caught one's traceback holds the bytes
 
 
-def parse_item(modality: Modality, text: str, limits: ItemLimits, name: str) -> SourceItem:
+def parse_item(
+    modality: Modality, text: str, limits: ItemLimits, name: str, options: ItemOptions = NO_OPTIONS
+) -> SourceItem:
     """An item from its data URI or URL; its failure is a value, said of the item's `name`. Not for an event loop."""
     if is_remote(text):
-        return RemoteItem(modality, text)
+        return RemoteItem(modality, text, options)
     try:
         data = parse_data_uri(text, max_bytes=limits.max_bytes).data
     except EncoderError as error:
         return error.at(name)
-    return read_item(modality, data, limits, name)
+    return read_item(modality, data, limits, name, options)
 
 
 def parse_items(modality: Modality, texts: list[str], limits: ItemLimits, name: ItemNaming) -> list[SourceItem]:

@@ -51,7 +51,7 @@ async def fetch_items(
             data = await fetcher.fetch(source.url, reserve=reserve)
         except EncoderError as error:
             return error.at(name(index))
-        return await loop.run_in_executor(pool, read_item, source.modality, data, limits, name(index))
+        return await loop.run_in_executor(pool, read_item, source.modality, data, limits, name(index), source.options)
 
     async with asyncio.TaskGroup() as group:
         tasks = {

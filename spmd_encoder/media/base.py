@@ -70,9 +70,9 @@ class FilmLimits:
 class MediaKind(Protocol):
     """A module of this shape reads one modality; it has a `decode` of its own as well."""
 
-    def probe(self, data: Buffer, max_size: int | None = None) -> Header:
-        """Read the header only. `max_size`: pixels of a picture or of one frame, seconds of a sound.
+    def probe(self, data: Buffer, max_pixels: int | None = None) -> Header:
+        """Read the header only.
 
-        Raises `EncoderError`: MEDIA_UNSUPPORTED, MEDIA_CORRUPT, or TOO_LARGE above `max_size`.
+        Raises `EncoderError`: MEDIA_UNSUPPORTED, MEDIA_CORRUPT, or TOO_LARGE above `max_pixels` of a picture or frame.
         """
         ...

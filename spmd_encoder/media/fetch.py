@@ -11,7 +11,6 @@ from typing import Any
 
 import httpcore
 
-from spmd_encoder.config import MediaConfig
 from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
 from spmd_encoder.media.addresses import forbidden_kind
 from spmd_encoder.media.daemon_threads import DaemonThreads
@@ -19,6 +18,7 @@ from spmd_encoder.media.http_fetch import HttpFetch
 from spmd_encoder.media.local_file import parse_file_url, read_local_file
 from spmd_encoder.media.network import Resolver, system_resolver
 from spmd_encoder.media.urls import canonical_host, parse_web_url
+from spmd_encoder.media_flags import MediaConfig
 
 MAX_FETCHES = 64
 """Most fetches at once in this process, so that many URLs cannot use up its file descriptors; the others wait."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -14,7 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from spmd_encoder.api.cost import CostTable
-from spmd_encoder.api.types import Modality, OutputKind
+from spmd_encoder.api.types import Detail, ItemOptions, Modality, OutputKind
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.media.base import Film, FilmInfo, Sound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +24,15 @@ class Features:
     """One item, model-ready: CPU tensors as the family's processor made them.
 
     `num_tokens` is the promised number of rows of the token-level output, known before the forward;
-    `cost` is the number of patches that the tower computes.
+    `cost` is the number of patches (of sounds: frames) that the tower computes. `details` go into the reply.
     """
 
     tensors: Mapping[str, Tensor]
     num_tokens: int
     cost: int
     grid: tuple[int, int, int] | None = None
+    modality: Modality = Modality.IMAGE
+    details: dict[str, Detail] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +60,37 @@ class LoadContext:
 
 
 class Preprocessor(ABC):
-    """A family's way from a picture to features: no weights, no device, no group. It runs in processes of its own."""
+    """A family's way from decoded media to features: no weights, no device, no group. It runs in processes of its own.
+
+    It has the methods of the modalities that its adapter declares. Each raises EncoderError MEDIA_CORRUPT for an item
+    that the family cannot take (for example an extreme aspect ratio), saying why.
+    """
+
+    sampling_rate: int = 0
+    """Hz of the sounds that `preprocess_audio` takes."""
 
     @abstractmethod
     def cost_table(self) -> CostTable: ...
 
-    @abstractmethod
     def preprocess(self, image: Image.Image) -> Features:
-        """RGB picture to features, with transformers' own processor. Raises EncoderError MEDIA_CORRUPT
-        for a picture that this family cannot take (for example an extreme aspect ratio), saying why."""
+        """RGB picture to features, with transformers' own processor."""
+        raise _not_served(Modality.IMAGE)
+
+    def preprocess_audio(self, sound: Sound) -> Features:
+        """Sound at `sampling_rate` to features, with transformers' own feature extractor."""
+        raise _not_served(Modality.AUDIO)
+
+    def choose_frames(self, info: FilmInfo, options: ItemOptions) -> Sequence[int]:
+        """Which frames of a film are encoded, ascending, as the family's own video processor samples."""
+        raise _not_served(Modality.VIDEO)
+
+    def preprocess_video(self, film: Film) -> Features:
+        """The chosen frames to features, equal to what transformers' own video processor makes of them."""
+        raise _not_served(Modality.VIDEO)
+
+
+def _not_served(modality: Modality) -> EncoderError:
+    return EncoderError(ErrorCode.MEDIA_UNSUPPORTED, f"this model takes no {modality} items")
 
 
 class FamilyAdapter(ABC):
@@ -116,7 +142,7 @@ class FamilyAdapter(ABC):
 
     @abstractmethod
     def batch_key(self, features: Features) -> Hashable:
-        """Items with equal keys may run in one forward."""
+        """Items of one modality with equal keys may run in one forward."""
 
     @abstractmethod
     def pack(self, items: Sequence[Features]) -> dict[str, Tensor]:

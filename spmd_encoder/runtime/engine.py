@@ -22,7 +22,7 @@ from spmd_encoder.worker.worker import LeaderWorker
 
 
 @dataclass(frozen=True)
-class PreparedImage:
+class PreparedItem:
     features: Features
     key: Hashable
 
@@ -40,18 +40,23 @@ class TowerEngine:
         self._pool = pool
         self._faults = faults
 
-    async def prepare(self, job: Job, media: memoryview) -> PreparedImage:
+    async def prepare(self, job: Job, media: memoryview) -> PreparedItem:
+        if job.modality not in self._adapter.modalities:
+            raise EncoderError(
+                ErrorCode.MEDIA_UNSUPPORTED,
+                f"this model takes no {job.modality} items; it takes: {', '.join(self._adapter.modalities)}",
+            )
         if job.output is not None and job.output not in self._adapter.outputs:
             raise EncoderError(
                 ErrorCode.INVALID_REQUEST,
                 f"this model has no {job.output} output; it has: {', '.join(self._adapter.outputs)}",
             )
-        request = Prepare(digest=job.digest, modality=job.modality, media_bytes=len(media))
+        request = Prepare(digest=job.digest, modality=job.modality, media_bytes=len(media), options=job.options)
         features = features_of(await self._pool.run(request, media))
-        return PreparedImage(features, self._adapter.batch_key(features))
+        return PreparedItem(features, self._adapter.batch_key(features))
 
     async def run(self, jobs: Sequence[Job], items: Sequence[Prepared]) -> BatchResult:
-        features = [item.features for item in items if isinstance(item, PreparedImage)]
+        features = [item.features for item in items if isinstance(item, PreparedItem)]
         tensors = await asyncio.to_thread(self._adapter.pack, features)
 
         def before() -> None:
@@ -81,5 +86,6 @@ def finish(kind: OutputKind, features: Features, output: TowerOutput) -> EngineO
         dtype=str(tensor.dtype).removeprefix("torch."),
         num_tokens=features.num_tokens,
         grid=features.grid,
+        details=features.details,
         data=tensor_bytes(tensor),
     )

@@ -22,4 +22,11 @@ def features_of(prepared: Prepared) -> Features:
         spec.name: torch.frombuffer(buffer, dtype=getattr(torch, spec.dtype)).reshape(spec.shape)
         for spec, buffer in zip(item.tensors, prepared.buffers, strict=True)
     }
-    return Features(tensors=tensors, num_tokens=item.num_tokens, cost=item.cost, grid=item.grid)
+    return Features(
+        tensors=tensors,
+        num_tokens=item.num_tokens,
+        cost=item.cost,
+        grid=item.grid,
+        modality=item.modality,
+        details=item.details,
+    )

@@ -10,15 +10,18 @@ import logging
 import os
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import setproctitle
 import torch
 
+from spmd_encoder.api.types import Modality
 from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.media.image import decode, set_pixel_limit
+from spmd_encoder.media import image
+from spmd_encoder.media.base import FilmLimits
 from spmd_encoder.media.pixels import Background
 from spmd_encoder.models.base import Features, Preprocessor
 from spmd_encoder.models.loading import load_preprocessor
@@ -41,7 +44,7 @@ def run_preparer(spec: PreparerSpec, sock: socket.socket) -> int:
     if config.observability.log_level != "debug":
         _silence_libraries()
     set_up_logging(origin, config.observability.log_level, config.observability.log_format)
-    set_pixel_limit(config.server.max_image_pixels)
+    image.set_pixel_limit(config.server.max_image_pixels)
     with contextlib.suppress(OSError):  # no Linux
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     torch.set_num_threads(1)
@@ -74,13 +77,21 @@ class Preparer:
         self._faults = faults
         self._max_pixels = config.server.max_image_pixels
         self._background = cast(Background, config.media.alpha)
+        self._max_seconds = config.media.max_audio_seconds
+        self._film_limits = FilmLimits(
+            max_pixels=config.server.max_image_pixels,
+            max_seconds=config.media.max_video_seconds,
+            max_chosen=config.media.max_video_frames,
+            max_walked=config.media.max_video_frames_decoded,
+            max_bytes=config.media.max_video_bytes_decoded,
+        )
 
     def answer(self, wire: FrameSocket[Prepare]) -> None:
         request = wire.receive()
         media = wire.receive_frame(request.media_bytes)
         self._faults.before_preprocess(request.digest)
         try:
-            features = self._preprocessor.preprocess(decode(media, self._max_pixels, self._background))
+            features = self._features(request, media)
         except EncoderError as error:
             wire.send(PrepareFailed(code=error.code, message=error.message))
         except Exception as error:
@@ -91,6 +102,21 @@ class Preparer:
         else:
             _send(wire, features)
 
+    def _features(self, request: Prepare, media: bytearray) -> Features:
+        preprocessor = self._preprocessor
+        match request.modality:
+            case Modality.IMAGE:
+                return preprocessor.preprocess(image.decode(media, self._max_pixels, self._background))
+            case Modality.AUDIO:
+                from spmd_encoder.media import audio
+
+                return preprocessor.preprocess_audio(audio.decode(media, preprocessor.sampling_rate, self._max_seconds))
+            case Modality.VIDEO:
+                from spmd_encoder.media import video
+
+                choose = partial(preprocessor.choose_frames, options=request.options)
+                return preprocessor.preprocess_video(video.decode(media, choose, self._film_limits))
+
 
 def _send(wire: FrameSocket[Prepare], features: Features) -> None:
     buffers = [tensor_bytes(tensor) for tensor in features.tensors.values()]
@@ -98,6 +124,8 @@ def _send(wire: FrameSocket[Prepare], features: Features) -> None:
         num_tokens=features.num_tokens,
         cost=features.cost,
         grid=features.grid,
+        modality=features.modality,
+        details=features.details,
         tensors=specs_of(features.tensors),
         tensor_bytes=tuple(len(buffer) for buffer in buffers),
     )

@@ -1,7 +1,7 @@
 """Results that a replica keeps: the least recently used go first when their bytes are too many. Pure.
 
-The key is the digest of the file's bytes and the wanted output. All else that a result depends on (checkpoint, dtype,
-processor and decoder options) is the same for the life of the process that holds it.
+The key is the item's (`api.types.item_key`) and the wanted output. All else that a result depends on (checkpoint,
+dtype, the server's own decoder options) is the same for the life of the process that holds it.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from spmd_encoder.api.types import OutputKind
+from spmd_encoder.api.types import Detail, OutputKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,3 +17,4 @@ class EngineOutput:
     num_tokens: int
     grid: tuple[int, int, int] | None
     data: memoryview
+    details: dict[str, Detail] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from spmd_encoder.api.types import Modality, StageTimes
+from spmd_encoder.api.types import StageTimes, item_key
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.scheduler.batcher import Batcher, Stage
 from spmd_encoder.scheduler.cache import Key, ResultCache
@@ -22,9 +22,6 @@ from spmd_encoder.scheduler.stats import StatsKeeper
 from spmd_encoder.wire.messages import Began, Completed, Ended, Failed, Heartbeat, Job, Message
 
 log = logging.getLogger(__name__)
-
-BATCHABLE_MODALITIES = frozenset({Modality.IMAGE, Modality.AUDIO})
-"""Items of other modalities are batches of one."""
 
 
 class Prepared(Protocol):
@@ -167,8 +164,8 @@ class EncoderScheduler:
             pending.preprocess_s = self._clock() - started
             pending.features = features
             pending.media = memoryview(b"")
-            batchable = pending.job.modality in BATCHABLE_MODALITIES and not pending.job.alone
-            key = (features.key, pending.job.output) if batchable else ("alone", job_id)
+            job = pending.job
+            key = ("alone", job_id) if job.alone else (job.modality, features.key, job.output)
             self._batcher.prepared(job_id, key=key, cost=features.cost)
         self._pump()
 
@@ -230,7 +227,7 @@ class EncoderScheduler:
 
 
 def _key(job: Job) -> Key:
-    return job.digest, job.output or ""
+    return item_key(job.modality, job.digest, job.options), job.output or ""
 
 
 def _completed(job: Job, output: EngineOutput, times: StageTimes, *, cached: bool = False) -> Completed:
@@ -242,6 +239,7 @@ def _completed(job: Job, output: EngineOutput, times: StageTimes, *, cached: boo
         num_tokens=output.num_tokens,
         grid=output.grid,
         times=times,
+        details=output.details,
         cached=cached,
     )
 

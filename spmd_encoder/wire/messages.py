@@ -10,7 +10,16 @@ import msgspec
 
 from spmd_encoder.api.cost import CostTable
 from spmd_encoder.api.profiling import ProfileOptions, ProfileOutcome
-from spmd_encoder.api.types import Modality, ModelInfo, OutputKind, ProcessInfo, StageTimes
+from spmd_encoder.api.types import (
+    NO_OPTIONS,
+    Detail,
+    ItemOptions,
+    Modality,
+    ModelInfo,
+    OutputKind,
+    ProcessInfo,
+    StageTimes,
+)
 from spmd_encoder.errors import ErrorCode
 
 PROTOCOL_VERSION = 1
@@ -36,6 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     digest: str
     cost_tokens: int
     budget_s: float
+    options: ItemOptions = NO_OPTIONS
     alone: bool = False
     probe: bool = False
 
@@ -88,6 +98,7 @@ class Completed(Message, frozen=True):
     num_tokens: int
     grid: tuple[int, int, int] | None
     times: StageTimes
+    details: dict[str, Detail] = msgspec.field(default_factory=dict)
     cached: bool = False
 
 
@@ -338,6 +349,7 @@ class Prepare(Message, frozen=True):
     digest: str
     modality: Modality
     media_bytes: int
+    options: ItemOptions = NO_OPTIONS
 
 
 # preparer -> worker
@@ -355,6 +367,8 @@ class PreparedItem(Message, frozen=True):
     grid: tuple[int, int, int] | None
     tensors: tuple[TensorSpec, ...]
     tensor_bytes: tuple[int, ...]
+    modality: Modality = Modality.IMAGE
+    details: dict[str, Detail] = msgspec.field(default_factory=dict)
 
 
 class PrepareFailed(Message, frozen=True):

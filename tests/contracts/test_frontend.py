@@ -77,7 +77,7 @@ class LinesFrontEnd:
         try:
             uris = json.loads(line)
             check_count(len(uris), self._config.server.max_items_per_request)
-            limits = ItemLimits.of(self._config.server)
+            limits = ItemLimits.of(self._config)
             sources = parse_items(Modality.IMAGE, uris, limits, item_name)
             parsed = await fetch_items(
                 sources, self._fetcher, limits=limits, pool=self._pool, reserve=lambda _: None, name=item_name

@@ -20,11 +20,11 @@ import pytest
 from PIL import Image
 from PIL.Image import Transpose
 
-from spmd_encoder.config import MediaConfig
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.data_uri import parse_data_uri
 from spmd_encoder.media.fetch import MediaFetcher
 from spmd_encoder.media.image import FORMATS, HAS_AVIF, decode, probe
+from spmd_encoder.media_flags import MediaConfig
 from tests.harness.web import Exchange, Names, web
 from tests.unit.test_media_image import LOSSLESS, refused, sample, save
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from spmd_encoder import __version__
-from spmd_encoder.config import MediaConfig
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.fetch import MediaFetcher, is_remote
 from spmd_encoder.media.http_fetch import MAX_REDIRECTS
+from spmd_encoder.media_flags import MediaConfig
 from tests.harness.web import Exchange, Names, web
 
 BODY = bytes(range(256)) * 400  # more than one read

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from spmd_encoder.config import MediaConfig
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.fetch import MediaFetcher
 from spmd_encoder.media.local_file import parse_file_url
+from spmd_encoder.media_flags import MediaConfig
 
 BODY = bytes(range(256)) * 9000  # more than one read
 

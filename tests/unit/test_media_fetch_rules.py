@@ -12,7 +12,6 @@ import httpcore
 import pytest
 import trustme
 
-from spmd_encoder.config import MediaConfig
 from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
 from spmd_encoder.media.addresses import Address, forbidden_kind
 from spmd_encoder.media.daemon_threads import DaemonThreads
@@ -20,6 +19,7 @@ from spmd_encoder.media.fetch import MediaFetcher
 from spmd_encoder.media.http_fetch import HttpFetch
 from spmd_encoder.media.network import system_resolver
 from spmd_encoder.media.urls import parse_web_url
+from spmd_encoder.media_flags import MediaConfig
 from tests.harness.web import Exchange, Names, web
 
 BODY = b"a picture, perhaps"

@@ -208,7 +208,7 @@ async def test_keys_outputs_and_modalities_that_may_not_share_a_forward() -> Non
         b.submit(job(2), job(3), job(4, output=OutputKind.POOLED), job(5, **video), job(6, **video), job(7))
         b.engine.gate.set()
         await b.settle()
-        assert b.engine.batches == [[1], [2, 7], [3], [4], [5], [6]]
+        assert b.engine.batches == [[1], [2, 7], [3], [4], [5, 6]]
 
 
 async def test_a_cancelled_item_never_starts() -> None:

@@ -33,7 +33,7 @@ class Backend:
 
     @property
     def item_limits(self) -> ItemLimits:
-        return ItemLimits.of(self.config.server)
+        return ItemLimits.of(self.config)
 
     @property
     def max_items(self) -> int:

@@ -223,7 +223,7 @@ class SglangDialect:
             self._service,
             [item.source for item in call.items],
             self._fetcher,
-            limits=ItemLimits.of(self._config.server),
+            limits=ItemLimits.of(self._config),
             pool=self._pool,
             reserve=reserve,
             request_id=call.header.part_id,
