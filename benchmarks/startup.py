@@ -1,4 +1,4 @@
-"""How long a world takes until it is live and ready, and what its processes cost in memory (PSS).
+"""How long a world takes until it is live and ready, what its processes cost in memory (PSS), and what `--help` takes.
 
     python -m benchmarks.startup --nproc 8 [--model-path demo:qwen2.5-vl-tiny] [--repeat 3] [-- server flags]
 
@@ -34,7 +34,25 @@ def main() -> None:
     parser.add_argument("flags", nargs="*", help="further flags of the server, after --")
     args = parser.parse_args()
     runs = [run(args.nproc, args.model_path, args.flags) for _ in range(args.repeat)]
-    print(json.dumps({**circumstances(), "nproc": args.nproc, "model": args.model_path, **summary(runs)}, indent=2))
+    told = {"nproc": args.nproc, "model": args.model_path, **summary(runs), "command_line": command_line()}
+    print(json.dumps({**circumstances(), **told}, indent=2))
+
+
+def command_line(repeat: int = 9) -> dict[str, float]:
+    """`--help` beside an interpreter that does nothing, and beside the import of torch, in turns; medians."""
+    commands = {"help": ["-m", "spmd_encoder", "--help"], "python": ["-c", "pass"], "torch": ["-c", "import torch"]}
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(repeat):
+        for name, command in commands.items():
+            began = time.monotonic()
+            subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
+            seconds[name].append(time.monotonic() - began)
+    took = {name: statistics.median(values) for name, values in seconds.items()}
+    return {
+        "help_s": round(took["help"], 3),
+        "help_over_python": round(took["help"] / took["python"], 2),
+        "help_over_import_torch": round(took["help"] / took["torch"], 3),
+    }
 
 
 def run(nproc: int, model_path: str, flags: list[str]) -> dict[str, Any]:

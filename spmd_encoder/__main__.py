@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -81,7 +80,9 @@ def _is_orphan(launcher: int) -> bool:
 
 
 def _run(config: Config, env: LaunchEnv, layout: Layout, launcher: int, notes: Sequence[str]) -> int:
-    # Imported here, so that a signal during these imports finds its handler.
+    # Imported here, so that a signal during these imports finds its handler, and `--help` does without them.
+    import asyncio
+
     import setproctitle
 
     from spmd_encoder.keeper.descriptors import raise_limit

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -211,13 +212,16 @@ def _sections() -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(Config) if f.name != "faults"]
 
 
+_hints = functools.cache(typing.get_type_hints)  # they are evaluated from text, and asked for per flag
+
+
 def _section_type(section: dataclasses.Field[Any]) -> Any:
-    return typing.get_type_hints(Config)[section.name]
+    return _hints(Config)[section.name]
 
 
 def _value_type(cls: Any, field: dataclasses.Field[Any]) -> type:
     """One of str, int, float, bool, or tuple (of str)."""
-    hint = typing.get_type_hints(cls)[field.name]
+    hint = _hints(cls)[field.name]
     if isinstance(hint, types.UnionType):
         hint = next(a for a in typing.get_args(hint) if a is not type(None))
     return typing.cast(type, typing.get_origin(hint) or hint)
