@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar, assert_never
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from spmd_encoder.api.types import Embedding, ItemFailure, ItemOutcome, OutputKind
 from spmd_encoder.config import Config
@@ -95,6 +95,10 @@ class Destinations:
             ["outcome"],
             registry=registry,
         )
+        staged = Gauge(
+            "spmd_encoder_staged_bytes", "Embeddings that wait for receivers or are on their way", registry=registry
+        )
+        staged.set_function(lambda: self._budget.used)
         self._tasks: set[asyncio.Task[list[Delivered]]] = set()
 
     def check(self, to: Elsewhere, num_items: int, output: OutputKind | None) -> OutputKind | None:

@@ -73,12 +73,15 @@ def new_dialect(
 ) -> SglangDialect:
     """SGLang's calls over the backend that the configuration names. It is closed by whoever asked for it."""
     push = push_backend(config.sglang.encoder_transfer_backend)
-    return SglangDialect(
+    metrics = DialectMetrics(registry, push.name)
+    dialect = SglangDialect(
         service,
         config,
         pool=pool,
         fetcher=fetcher,
         transport=load_push(config, resources),
         budget=resources.budget,
-        metrics=DialectMetrics(registry, push.name),
+        metrics=metrics,
     )
+    metrics.count_parts(lambda: dialect.num_parts)
+    return dialect

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from spmd_encoder.api.types import Modality
 
@@ -27,6 +29,7 @@ class DialectMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self._parts = Gauge(name + "parts", "Parts that anything is remembered of", registry=registry)
         self._items = Histogram(
             name + "items_per_request", "Items of a call of /encode", by_kind, buckets=_ITEMS, registry=registry
         )
@@ -37,6 +40,10 @@ class DialectMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
+
+    def count_parts(self, num_parts: Callable[[], int]) -> None:
+        """Show `num_parts()` from now on."""
+        self._parts.set_function(num_parts)
 
     def received(self, modality: Modality, num_items: int | None) -> None:
         """`num_items` is None where the items cannot be read."""
