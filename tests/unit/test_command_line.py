@@ -14,7 +14,7 @@ try:
     code = main(sys.argv[1:])
 except SystemExit as end:
     code = end.code
-heavy = {"torch", "transformers", "numpy", "PIL", "zmq", "msgspec", "asyncio", "fastapi", "uvicorn", "prometheus_client"}
+heavy = {"torch", "transformers", "numpy", "PIL", "zmq", "msgspec", "asyncio", "fastapi", "uvicorn"}
 print("loaded:", *sorted(heavy & sys.modules.keys()))
 sys.exit(code)
 """
