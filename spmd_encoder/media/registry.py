@@ -8,13 +8,31 @@ from typing import cast
 
 from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.media.base import MediaKind
+from spmd_encoder.media.base import Buffer, MediaKind
 
+_PICTURE_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1")
+_AUDIO_BRANDS = (b"M4A ", b"M4B ", b"F4A ")
+_VIDEO_PREFIXES = (b"\x1aE\xdf\xa3",)
+_AUDIO_PREFIXES = (b"fLaC", b"OggS", b"ID3")
 KINDS = MappingProxyType(
     {
         Modality.IMAGE: "spmd_encoder.media.image",
     }
 )
+
+
+def guess_modality(data: Buffer) -> Modality:
+    """What a file of undeclared type is by its first bytes; a picture where they say nothing, whose reader then says
+    what is wrong."""
+    head = bytes(data[:16])
+    if head[4:8] == b"ftyp" and head[8:12] not in _PICTURE_BRANDS:
+        return Modality.AUDIO if head[8:12] in _AUDIO_BRANDS else Modality.VIDEO
+    if head.startswith(_VIDEO_PREFIXES):
+        return Modality.VIDEO
+    is_wave = head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"
+    # The frames of an MP3 without a tag begin with eleven ones and a layer that is not 0.
+    is_mpeg = len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0 and head[1] & 0x06 != 0
+    return Modality.AUDIO if is_wave or is_mpeg or head.startswith(_AUDIO_PREFIXES) else Modality.IMAGE
 
 
 def media_kind(modality: Modality) -> MediaKind:

@@ -27,7 +27,7 @@ MODEL, STAGED = "/v1/models/{model_id}", "/v1/staged/{staged_id}"
 POST = ["/v1/encode", "/v1/embeddings"]
 EVERY = {"405", "421", "431"}
 """What any route may answer."""
-FORMS = {"multipart/form-data", "image/*", "application/octet-stream", "application/json"}
+FORMS = {"multipart/form-data", "image/*", "audio/*", "video/*", "application/octet-stream", "application/json"}
 # Nothing is fetched but from a host that does not exist, and nothing is pushed but to one.
 CONFIG = replace(
     Config(),
@@ -66,7 +66,7 @@ def server() -> Iterator[FakeServer]:
 @pytest.fixture(scope="module")
 def schema(server: FakeServer) -> Any:
     """With files and texts of which some are pictures; schemathesis alone would never make one."""
-    for media_type in ("image/*", "application/octet-stream"):
+    for media_type in FORMS - {"multipart/form-data", "application/json"}:
         schemathesis.openapi.media_type(media_type, FILES)
     schemathesis.openapi.format("binary", FILES)
     schemathesis.openapi.format("uri", TEXTS)
@@ -153,7 +153,7 @@ def test_the_document_tells_of_everything(server: FakeServer) -> None:
     encode = spec["paths"]["/v1/encode"]["post"]
     assert set(encode["requestBody"]["content"]) == FORMS
     assert {p["name"] for p in encode["parameters"] if p["in"] == "query"} == {
-        *("output", "encoding_format", "request_id", "model", "destination")
+        *("output", "encoding_format", "request_id", "model", "destination", "fps", "max_frames")
     }
     assert set(encode["responses"]["200"]["content"]) == {"application/json", MEDIA_TYPE}
     for path in POST:

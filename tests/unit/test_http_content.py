@@ -79,7 +79,7 @@ async def test_types_that_are_not_read(client: httpx.AsyncClient) -> None:
     for kind in (
         "text/plain",
         "application/x-www-form-urlencoded",
-        "video/mp4",
+        "model/obj",
         "multipart/mixed; boundary=b",
         "",
         "x",

@@ -20,7 +20,8 @@ from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError
 from spmd_encoder.frontends.base import ItemLimits
 from spmd_encoder.frontends.http.app import create_app
-from spmd_encoder.frontends.http.form import FILE_NAMES, Form
+from spmd_encoder.frontends.http.form import Form
+from spmd_encoder.frontends.http.options import Options
 from tests.harness.fake_service import FakeService, picture_file
 
 BOUNDARY = "xyzzy"
@@ -65,8 +66,11 @@ def widths(service: FakeService) -> list[int]:
     return [item.width for item in service.seen[-1].items]
 
 
+PICTURE_NAMES = ("image", "images", "images[]", "file")
+
+
 async def test_files_are_items_in_order_whatever_their_name(client: httpx.AsyncClient, service: FakeService) -> None:
-    files = [(name, ("x", picture_file(width))) for width, name in enumerate(FILE_NAMES, 3)]
+    files = [(name, ("x", picture_file(width))) for width, name in enumerate(PICTURE_NAMES, 3)]
     reply = await client.post("/v1/encode", files=files)
     assert reply.status_code == 200
     assert [entry["index"] for entry in reply.json()["data"]] == [0, 1, 2, 3]
@@ -243,7 +247,7 @@ def parsed(body: bytes, cuts: Sequence[int]) -> list[str]:
     pieces = [body[a:b] for a, b in itertools.pairwise(places)]
     for piece in pieces[:-1]:
         reader.feed(piece)
-    items, _ = reader.finish(pieces[-1])
+    items, _ = reader.finish(pieces[-1], Options())
     return [item.code.value if isinstance(item, EncoderError) else item.digest for item in items]
 
 

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
+from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.http.errors import HttpError
 
@@ -18,7 +19,7 @@ class BodyKind(Enum):
 
     JSON = "application/json"
     MULTIPART = "multipart/form-data"
-    RAW = "image/* or application/octet-stream (one picture)"
+    RAW = "image/*, audio/*, video/* or application/octet-stream (one file)"
 
 
 def body_kind(request: Request, *kinds: BodyKind) -> BodyKind:
@@ -50,9 +51,18 @@ def _kind_of(content_type: str) -> BodyKind | None:
         return BodyKind.JSON
     if name == "multipart/form-data":
         return BodyKind.MULTIPART
-    if name.startswith("image/") or name == "application/octet-stream":
+    if name == "application/octet-stream" or _modality_of(name) is not None:
         return BodyKind.RAW
     return None
+
+
+def declared_modality(request: Request) -> Modality | None:
+    """What a raw body is said to be, None where only its content tells."""
+    return _modality_of(request.headers.get("content-type", "").strip().lower())
+
+
+def _modality_of(content_type: str) -> Modality | None:
+    return next((m for m in Modality if content_type.startswith(f"{m.value}/")), None)
 
 
 def check_same_origin(request: Request) -> None:

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from io import BytesIO
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
-from spmd_encoder.api.types import Modality
+from spmd_encoder.api.types import NO_OPTIONS, ItemOptions, Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import ItemLimits, ParsedItem, check_count, item_name, read_item
 from spmd_encoder.frontends.http.decode import shortened
-from spmd_encoder.frontends.http.options import OPTION_NAMES, Options, options_of
+from spmd_encoder.frontends.http.options import OPTION_NAMES, Options, merged, options_of
 from spmd_encoder.media.data_uri import check_size
+from spmd_encoder.media.registry import guess_modality
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-FILE_NAMES = ("image", "images", "images[]", "file")
+# None: what the file's content shows.
+_MODALITIES: Mapping[str, Modality | None] = MappingProxyType(
+    {
+        **dict.fromkeys(("image", "images", "images[]"), Modality.IMAGE),
+        "audio": Modality.AUDIO,
+        "video": Modality.VIDEO,
+        "file": None,
+    }
+)
+FILE_NAMES = tuple(_MODALITIES)
 _MAX_OPTION_BYTES = 4096
 _PLAIN_ENCODINGS = frozenset({b"", b"7bit", b"8bit", b"binary"})
 
@@ -36,7 +48,7 @@ class Form:
         """Raises `EncoderError` INVALID_REQUEST where `content_type` has no usable boundary."""
         self._max_items = max_items
         self._limits = limits
-        self._files: list[bytes | EncoderError] = []
+        self._files: list[tuple[Modality | None, bytes | EncoderError]] = []
         self._fields: list[tuple[str, str]] = []
         self._num_bytes = 0
         self._is_complete = False
@@ -62,14 +74,15 @@ class Form:
         self._tail = (self._tail + block[-len(self._closing) :])[-len(self._closing) :]
         self._num_bytes += len(block)
 
-    def finish(self, block: bytes) -> tuple[list[ParsedItem], Options]:
+    def finish(self, block: bytes, query: Options) -> tuple[list[ParsedItem], Options]:
         """Take the last block; what the whole form says, its files read. Raises as `feed` and `options_of` do."""
         self.feed(block)
         if not self._is_complete:
             raise _invalid("the multipart body ends before its closing boundary")
         check_count(len(self._files), self._max_items)
         options = options_of(self._fields)
-        return [self._take(index) for index in range(len(self._files))], options
+        sampling = merged(query, options).sampling
+        return [self._take(index, sampling) for index in range(len(self._files))], options
 
     def _new_parser(self, content_type: str) -> MultipartParser:
         _, parameters = parse_options_header(content_type)
@@ -146,7 +159,7 @@ class Form:
     def _on_part_end(self) -> None:
         content, self._content = self._content.getvalue(), BytesIO()
         if self._name in FILE_NAMES:
-            self._files.append(self._file(content, item_name(len(self._files))))
+            self._files.append((_MODALITIES[self._name], self._file(content, item_name(len(self._files)))))
             return
         try:
             self._fields.append((self._name, content.decode()))
@@ -160,10 +173,14 @@ class Form:
             return error.at(name)
         return content
 
-    def _take(self, index: int) -> ParsedItem:
+    def _take(self, index: int, sampling: ItemOptions) -> ParsedItem:
         """The item of a file, which is forgotten."""
-        file, self._files[index] = self._files[index], b""
-        return read_item(Modality.IMAGE, file, self._limits, item_name(index)) if isinstance(file, bytes) else file
+        (modality, file), self._files[index] = self._files[index], (None, b"")
+        if isinstance(file, EncoderError):
+            return file
+        modality = modality or guess_modality(file)
+        options = sampling if modality is Modality.VIDEO else NO_OPTIONS
+        return read_item(modality, file, self._limits, item_name(index), options)
 
     def _on_end(self) -> None:
         self._is_complete = True

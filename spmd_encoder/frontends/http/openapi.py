@@ -125,6 +125,8 @@ ENCODE_REQUEST = {
                 "encoding": {"destination": {"contentType": JSON_TYPE}},
             },
             "image/*": {"schema": _FILE},
+            "audio/*": {"schema": _FILE},
+            "video/*": {"schema": _FILE},
             RAW_TYPE: {"schema": _FILE},
         },
     },

@@ -9,11 +9,12 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.requests import Request
 
-from spmd_encoder.api.types import OutputKind
+from spmd_encoder.api.types import ItemOptions, OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import check_request_id
 from spmd_encoder.frontends.destinations import Destination, Elsewhere, Inline
 from spmd_encoder.frontends.http.decode import convert, decode_json, shortened
+from spmd_encoder.frontends.http.items import Fps, MaxFrames
 
 Encoding = Literal["base64", "float"]
 
@@ -29,6 +30,12 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     request_id: str | None = None
     model: str | None = None
     destination: Destination | None = None
+    fps: Fps | None = None
+    max_frames: MaxFrames | None = None
+
+    @property
+    def sampling(self) -> ItemOptions:
+        return ItemOptions(fps=self.fps, max_frames=self.max_frames)
 
     @property
     def encoding(self) -> Encoding:
@@ -42,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 OPTION_NAMES = Options.__struct_fields__
 # As text they are JSON.
-_JSON_OPTIONS = frozenset({"destination"})
+_JSON_OPTIONS = frozenset({"destination", "fps", "max_frames"})
 
 
 def options_of(fields: Iterable[tuple[str, str]]) -> Options:

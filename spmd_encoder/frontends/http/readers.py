@@ -8,16 +8,16 @@ from functools import partial
 from io import BytesIO
 from typing import TypeVar, assert_never
 
-import msgspec
-
-from spmd_encoder.api.types import Modality
-from spmd_encoder.frontends.base import ItemLimits, SourceItem, check_count, item_name, parse_items, read_item
+from spmd_encoder.api.types import NO_OPTIONS, Modality
+from spmd_encoder.frontends.base import ItemLimits, SourceItem, check_count, item_name, read_item
 from spmd_encoder.frontends.http.body import read_body
 from spmd_encoder.frontends.http.call import Call
-from spmd_encoder.frontends.http.content import BodyKind, body_kind
+from spmd_encoder.frontends.http.content import BodyKind, body_kind, declared_modality
 from spmd_encoder.frontends.http.decode import decode_json
 from spmd_encoder.frontends.http.form import Form
+from spmd_encoder.frontends.http.items import ItemBody, source_of
 from spmd_encoder.frontends.http.options import Options, merged, query_options
+from spmd_encoder.media.registry import guess_modality
 
 T = TypeVar("T")
 
@@ -31,12 +31,8 @@ class ParsedRequest:
     options: Options
 
 
-class _Item(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    image: str
-
-
 class _Body(Options, frozen=True, kw_only=True):
-    items: list[_Item]
+    items: list[ItemBody]
 
 
 async def read_encode_request(call: Call) -> ParsedRequest:
@@ -50,12 +46,12 @@ async def read_encode_request(call: Call) -> ParsedRequest:
     match kind:
         case BodyKind.JSON:
             backend = call.backend
-            parse = partial(_parse_json, max_items=backend.max_items, limits=backend.item_limits)
+            parse = partial(_parse_json, query=query, max_items=backend.max_items, limits=backend.item_limits)
             parsed = await read_json(call, parse)
         case BodyKind.MULTIPART:
-            parsed = await _read_form(call)
+            parsed = await _read_form(call, query)
         case BodyKind.RAW:
-            parsed = await _read_raw(call)
+            parsed = await _read_raw(call, query)
         case _:
             assert_never(kind)
     return ParsedRequest(parsed.items, merged(query, parsed.options))
@@ -67,16 +63,18 @@ async def read_json(call: Call, parse: Callable[[bytearray], T]) -> T:
     return await call.read(partial(parse, body))
 
 
-def _parse_json(body: bytearray, *, max_items: int, limits: ItemLimits) -> ParsedRequest:
+def _parse_json(body: bytearray, *, query: Options, max_items: int, limits: ItemLimits) -> ParsedRequest:
     decoded = decode_json(body, _Body)
     body.clear()  # from here on the text of the items is enough; the account is kept until the reply is done
     check_count(len(decoded.items), max_items)
-    texts = [item.image for item in decoded.items]
-    decoded.items.clear()
-    return ParsedRequest(parse_items(Modality.IMAGE, texts, limits, item_name), decoded)
+    sampling = merged(query, decoded).sampling
+    items: list[SourceItem] = []
+    while decoded.items:  # emptied as it goes, so that each item is in memory only once
+        items.append(source_of(decoded.items.pop(0), sampling, limits, item_name(len(items))))
+    return ParsedRequest(items, decoded)
 
 
-async def _read_form(call: Call) -> ParsedRequest:
+async def _read_form(call: Call, query: Options) -> ParsedRequest:
     backend = call.backend
     form = Form(call.request.headers["content-type"], max_items=backend.max_items, limits=backend.item_limits)
     block: list[bytes] = []
@@ -87,13 +85,16 @@ async def _read_form(call: Call) -> ParsedRequest:
         if size >= _BLOCK_BYTES:
             await backend.run(partial(form.feed, b"".join(block)))
             block, size = [], 0
-    items, options = await call.read(partial(form.finish, b"".join(block)))
+    items, options = await call.read(partial(form.finish, b"".join(block), query))
     return ParsedRequest([*items], options)
 
 
-async def _read_raw(call: Call) -> ParsedRequest:
+async def _read_raw(call: Call, query: Options) -> ParsedRequest:
     file = BytesIO()  # gives its bytes away without a copy
     async for chunk in call.body():
         file.write(chunk)
-    read = partial(read_item, Modality.IMAGE, file.getvalue(), call.backend.item_limits, item_name(0))
+    data, limits = file.getvalue(), call.backend.item_limits
+    modality = declared_modality(call.request) or guess_modality(data)
+    options = query.sampling if modality is Modality.VIDEO else NO_OPTIONS
+    read = partial(read_item, modality, data, limits, item_name(0), options)
     return ParsedRequest([await call.read(read)], Options())

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from spmd_encoder.api.types import Embedding, ItemFailure, ItemOutcome
+from spmd_encoder.api.types import Detail, Embedding, ItemFailure, ItemOutcome
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import item_name
 from spmd_encoder.frontends.destinations import Delivered, Receipt
@@ -40,6 +40,7 @@ class _Ok(msgspec.Struct, frozen=True):
     digest: str
     embedding: Text
     delivered: Receipt | msgspec.UnsetType = msgspec.UNSET
+    details: dict[str, Detail] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Failed(msgspec.Struct, frozen=True):
@@ -142,6 +143,7 @@ def _entry(
         digest=embedding.digest,
         embedding=text,
         delivered=receipts[index] if receipts else msgspec.UNSET,
+        details=embedding.details or msgspec.UNSET,
     )
 
 

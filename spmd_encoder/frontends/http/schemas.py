@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from spmd_encoder.frontends.http.errors import STATUS
+from spmd_encoder.frontends.http.items import MAX_FPS, MAX_FRAMES
 
 Picture = Annotated[
     str,
@@ -18,9 +19,48 @@ Picture = Annotated[
 ]
 
 
+Fps = Annotated[
+    float,
+    Field(gt=0, le=MAX_FPS, description="frames per second that a film is sampled at; default: the model's own"),
+]
+MaxFrames = Annotated[
+    int, Field(ge=1, le=MAX_FRAMES, description="most frames of a film that are encoded, within the server's limit")
+]
+Frames = Annotated[
+    list[Annotated[str, Field(json_schema_extra={"format": "uri"})]],
+    Field(min_length=1, description="a film's frames as data URIs of pictures of one size"),
+]
+
+
 class Item(BaseModel):
+    """A picture."""
+
     model_config = ConfigDict(extra="forbid")
     image: Picture
+
+
+class SoundItem(BaseModel):
+    """A sound."""
+
+    model_config = ConfigDict(extra="forbid")
+    audio: Picture
+
+
+class FilmItem(BaseModel):
+    """A film, sampled here."""
+
+    model_config = ConfigDict(extra="forbid")
+    video: Picture
+    fps: Fps | None = None
+    max_frames: MaxFrames | None = None
+
+
+class FramesItem(BaseModel):
+    """A film that the caller has sampled: all its frames are encoded."""
+
+    model_config = ConfigDict(extra="forbid")
+    video: Frames
+    fps: Fps | None = Field(None, description="the rate that the frames were taken at; default: the model's own")
 
 
 class Inline(BaseModel):
@@ -73,10 +113,12 @@ class EncodeOptions(BaseModel):
     destination: Destination | None = Field(
         None, description="where the embeddings go, by default into the reply; as text it is JSON"
     )
+    fps: Fps | None = Field(None, description="of each film that does not say its own")
+    max_frames: MaxFrames | None = Field(None, description="of each film that does not say its own")
 
 
 class EncodeBody(EncodeOptions):
-    items: list[Item] = Field(min_length=1)
+    items: list[Item | SoundItem | FilmItem | FramesItem] = Field(min_length=1)
 
 
 class ImageUrl(BaseModel):
@@ -143,6 +185,9 @@ class EncodedItem(BaseModel):
         "left out where it was delivered elsewhere",
     )
     delivered: Delivered | None = Field(None, description="where it is, for a destination that is not inline")
+    details: dict[str, int | float | list[float]] | None = Field(
+        None, description="what else a language model must know of a sound or film, as transformers' processors name it"
+    )
 
 
 class FailedItem(BaseModel):

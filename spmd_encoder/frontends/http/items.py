@@ -1,0 +1,67 @@
+"""An item of a JSON body: a picture, a sound, or a film with how to sample it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from spmd_encoder.api.types import ItemOptions, Modality
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.frontends.base import ItemLimits, SourceItem, parse_item, read_item
+from spmd_encoder.media.data_uri import parse_data_uri
+from spmd_encoder.media.fetch import is_remote
+from spmd_encoder.media.frames import pack
+
+MAX_FPS = 1000
+MAX_FRAMES = 2**16
+Fps = Annotated[float, msgspec.Meta(gt=0, le=MAX_FPS)]
+MaxFrames = Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAMES)]
+
+_ONE_OF = "an item has one of `image`, `audio` and `video`"
+
+
+class ItemBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """`video` may be a list of pictures, the film's frames as the caller sampled them; `fps` is then their rate."""
+
+    image: str | None = None
+    audio: str | None = None
+    video: str | list[str] | None = None
+    fps: Fps | None = None
+    max_frames: MaxFrames | None = None
+
+
+def source_of(item: ItemBody, default: ItemOptions, limits: ItemLimits, name: str) -> SourceItem:
+    """The item; its failure is a value, said of its `name`. `default` are the request's options. Not for an event
+    loop."""
+    given = [(m, value) for m in Modality if (value := getattr(item, m.value)) is not None]
+    if len(given) != 1:
+        return EncoderError(ErrorCode.INVALID_REQUEST, _ONE_OF, param=name)
+    (modality, value) = given[0]
+    if modality is not Modality.VIDEO:
+        if item.fps is not None or item.max_frames is not None:
+            return EncoderError(
+                ErrorCode.INVALID_REQUEST, "`fps` and `max_frames` say how a `video` is sampled", param=name
+            )
+        return parse_item(modality, value, limits, name)
+    if isinstance(value, list):
+        return _frames(value, item, limits, name)
+    options = ItemOptions(fps=item.fps or default.fps, max_frames=item.max_frames or default.max_frames)
+    return parse_item(modality, value, limits, name, options)
+
+
+def _frames(uris: list[str], item: ItemBody, limits: ItemLimits, name: str) -> SourceItem:
+    if not uris or item.max_frames is not None:
+        why = "a list of frames is encoded as it is, so it takes no `max_frames`" if uris else "the film has no frames"
+        return EncoderError(ErrorCode.INVALID_REQUEST, why, param=name)
+    files = []
+    room = limits.max_bytes
+    for number, uri in enumerate(uris):
+        try:
+            if is_remote(uri):
+                raise EncoderError(ErrorCode.INVALID_REQUEST, "frames are sent as data URIs, and not fetched")
+            files.append(parse_data_uri(uri, max_bytes=room).data)
+        except EncoderError as error:
+            return EncoderError(error.code, f"frame {number}: {error.message}", param=name)
+        room -= len(files[-1])
+    return read_item(Modality.VIDEO, pack(files, item.fps), limits, name)
