@@ -2,6 +2,16 @@
 
 from spmd_encoder.client.aio import AsyncClient
 from spmd_encoder.client.chunks import ChunkLimits
+from spmd_encoder.client.destinations import (
+    Destination,
+    FileReceipt,
+    PushReceipt,
+    Receipt,
+    Staged,
+    StagedReceipt,
+    ToFiles,
+    ToReceiver,
+)
 from spmd_encoder.client.errors import (
     BadReplyError,
     BusyError,
@@ -21,11 +31,19 @@ __all__ = [
     "BusyError",
     "ChunkLimits",
     "Client",
+    "Destination",
     "EncoderClientError",
+    "FileReceipt",
     "ItemError",
     "ItemsFailedError",
     "NoReplyError",
     "NoReplyInTimeError",
+    "PushReceipt",
+    "Receipt",
     "RefusedError",
     "Result",
+    "Staged",
+    "StagedReceipt",
+    "ToFiles",
+    "ToReceiver",
 ]

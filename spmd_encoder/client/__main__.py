@@ -14,13 +14,15 @@ from tqdm import tqdm
 
 from spmd_encoder.client.aio import AsyncClient
 from spmd_encoder.client.base import DEFAULT_URL
+from spmd_encoder.client.destinations import Destination, ToFiles, ToReceiver
 from spmd_encoder.client.errors import EncoderClientError, ItemError
 from spmd_encoder.client.files import WriteError
 from spmd_encoder.client.flows import OutputKind
 from spmd_encoder.client.inputs import InputError, pictures, printable
-from spmd_encoder.client.outputs import NumpyFile, Output, OutputError, ShardFolder, SingleFile
+from spmd_encoder.client.outputs import NumpyFile, Output, OutputError, Receipts, ShardFolder, SingleFile
 
 _USAGE = 2
+_OUT_HELP = ".safetensors (a tensor per path), or as below"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +52,6 @@ def _parser() -> argparse.ArgumentParser:
     wait.set_defaults(output=None, jobs=1, model=None)
     media = argparse.ArgumentParser(add_help=False)
     media.add_argument("images", nargs="+", help="files, patterns, URLs; folders with --recursive")
-    media.add_argument("--out", type=Path, required=True, help=".safetensors (a tensor per path), or as below")
     media.add_argument("--recursive", action="store_true", help="take the pictures of folders, at any depth")
     media.add_argument("--jobs", type=int, default=8, help="requests at a time (default: %(default)s)")
     media.add_argument("--model", help="refuse a server that serves another")
@@ -60,6 +61,13 @@ def _parser() -> argparse.ArgumentParser:
         help="write embeddings by path",
         description="--out may be a folder too: shards and index.jsonl; the same command goes on where one was cut off",
     )
+    where = encode.add_mutually_exclusive_group(required=True)
+    where.add_argument("--out", type=Path, help=_OUT_HELP)
+    where.add_argument(
+        "--to",
+        metavar="files|tcp://HOST:PORT",
+        help="files in the server's --embedding-dir, or a receiver's socket; a JSON line per picture says where it is",
+    )
     encode.add_argument("--output", choices=("tokens", "pooled"), help="default: the model's")
     encode.add_argument("--items-per-file", type=int, default=1000, help="in a folder (default: %(default)s)")
     embed = commands.add_parser(
@@ -68,7 +76,8 @@ def _parser() -> argparse.ArgumentParser:
         help="write pooled vectors",
         description="--out may be .npy too: float32 [pictures, dim] in order (NaN where one failed), names in .npy.txt",
     )
-    embed.set_defaults(output="pooled", items_per_file=1000)
+    embed.add_argument("--out", type=Path, required=True, help=_OUT_HELP)
+    embed.set_defaults(output="pooled", items_per_file=1000, to=None)
     return parser
 
 
@@ -85,18 +94,20 @@ async def _encode(args: argparse.Namespace) -> int:
         todo = [name for name in names if not output.is_done(name)]
         if len(todo) < len(names):
             print(f"{len(names) - len(todo)} of {len(names)} pictures are done already", file=sys.stderr)
-        errors = await _run(client, todo, args.output, output)
+        errors = await _run(client, todo, args.output, _destination(args.to), output)
     for error in errors:
         print(f"failed: {printable(error.name)}: {error.message} ({error.code})", file=sys.stderr)
-    print(f"{len(todo) - len(errors)} pictures encoded, {len(errors)} failed: {args.out}", file=sys.stderr)
+    print(f"{len(todo) - len(errors)} pictures encoded, {len(errors)} failed: {args.to or args.out}", file=sys.stderr)
     return 1 if errors else 0
 
 
-async def _run(client: AsyncClient, names: list[str], kind: OutputKind | None, output: Output) -> list[ItemError]:
+async def _run(
+    client: AsyncClient, names: list[str], kind: OutputKind | None, to: Destination | None, output: Output
+) -> list[ItemError]:
     """The failures. What came before an error or an interrupt is kept where the output can go on."""
     errors = []
     try:
-        async with contextlib.aclosing(client.encode_iter(names, output=kind)) as results:
+        async with contextlib.aclosing(client.encode_iter(names, output=kind, destination=to)) as results:
             # tqdm says nothing where stderr is no terminal.
             with tqdm(total=len(names), unit="picture", disable=None) as progress:
                 async for result in results:
@@ -113,6 +124,8 @@ async def _run(client: AsyncClient, names: list[str], kind: OutputKind | None, o
 
 
 def _output(args: argparse.Namespace, served: dict[str, Any]) -> Output:
+    if args.to is not None:
+        return Receipts(sys.stdout)
     job: dict[str, Any] = {"model": served.get("id"), "revision": served.get("revision"), "output": args.output}
     out: Path = args.out
     if out.suffix == ".safetensors":
@@ -124,6 +137,12 @@ def _output(args: argparse.Namespace, served: dict[str, Any]) -> Output:
     if out.suffix and not out.is_dir():
         raise OutputError(f"--out {out}: the suffix is not known; give .safetensors, .npy (embed) or a folder")
     return ShardFolder(out, job, args.items_per_file)
+
+
+def _destination(to: str | None) -> Destination | None:
+    if to is None:
+        return None
+    return ToFiles() if to == "files" else ToReceiver(to)
 
 
 def _client(args: argparse.Namespace) -> AsyncClient:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from spmd_encoder.client.arrays import ArrayKind
 from spmd_encoder.client.base import ClientBase
 from spmd_encoder.client.chunks import Chunker
+from spmd_encoder.client.destinations import Destination, StagedReceipt, check_hashes
 from spmd_encoder.client.flows import Broken, Flow, Load, OutputKind, Pause, Send
 from spmd_encoder.client.reply import Reply
 from spmd_encoder.client.results import Result, all_good, stack
@@ -41,23 +42,34 @@ class AsyncClient(ClientBase):
         *,
         output: OutputKind | None = None,
         as_: ArrayKind = "numpy",
+        destination: Destination | None = None,
         raise_on_error: bool = True,
     ) -> list[Result]:
         """As `Client.encode`."""
         reject_single(images)
-        results = [result async for result in self.encode_iter(images, output=output, as_=as_)]
+        results = [result async for result in self.encode_iter(images, output=output, as_=as_, destination=destination)]
         return all_good(results) if raise_on_error else results
 
     def encode_iter(
-        self, images: Images, *, output: OutputKind | None = None, as_: ArrayKind = "numpy"
+        self,
+        images: Images,
+        *,
+        output: OutputKind | None = None,
+        as_: ArrayKind = "numpy",
+        destination: Destination | None = None,
     ) -> AsyncGenerator[Result, None]:
         """As `Client.encode_iter`; `images` may be asynchronous too. Leave it early by `aclose()`."""
         reject_single(images)
-        return self._results(images, output, as_)
+        check_hashes(destination, images)
+        return self._results(images, output, as_, destination)
 
     async def embed(self, images: Images) -> NDArray[Any]:
         """As `Client.embed`."""
         return stack(await self.encode(images, output="pooled"))
+
+    async def fetch(self, staged: StagedReceipt | str, *, keep: bool = False, as_: ArrayKind = "numpy") -> Result:
+        """As `Client.fetch`."""
+        return await self._run(self._flows.fetch(staged, keep, as_))
 
     async def models(self) -> list[dict[str, Any]]:
         """As `Client.models`."""
@@ -84,7 +96,9 @@ class AsyncClient(ClientBase):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _results(self, images: Images, output: OutputKind | None, as_: ArrayKind) -> AsyncGenerator[Result, None]:
+    async def _results(
+        self, images: Images, output: OutputKind | None, as_: ArrayKind, to: Destination | None
+    ) -> AsyncGenerator[Result, None]:
         window: deque[asyncio.Task[list[Result]]] = deque()
         try:
             async for chunk in self._chunks(images):
@@ -92,7 +106,7 @@ class AsyncClient(ClientBase):
                     for result in await window[0]:
                         yield result
                     window.popleft()
-                window.append(asyncio.create_task(self._in_turn(self._flows.encode(chunk, output, as_))))
+                window.append(asyncio.create_task(self._in_turn(self._flows.encode(chunk, output, as_, to))))
             while window:
                 for result in await window[0]:
                     yield result

@@ -12,12 +12,24 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
 from spmd_encoder.client.arrays import ArrayKind
+from spmd_encoder.client.destinations import Destination, StagedReceipt, ToReceiver, words
 from spmd_encoder.client.errors import BadReplyError, ItemError, NoReplyError, NoReplyInTimeError
-from spmd_encoder.client.reply import SAFETENSORS, Reply, failed, json_of, results_of
+from spmd_encoder.client.reply import (
+    JSON,
+    SAFETENSORS,
+    Reply,
+    delivered_of,
+    failed,
+    has_outcomes,
+    json_of,
+    results_of,
+    staged_of,
+)
 from spmd_encoder.client.results import Result
 from spmd_encoder.client.retry import RETRYABLE_STATUSES, RetryPolicy, retry_after_s
 from spmd_encoder.client.sources import Source
@@ -98,19 +110,49 @@ class Flows:
     clock: Callable[[], float] = time.monotonic
     rng: random.Random = field(default_factory=random.Random)
 
-    def encode(self, chunk: Sequence[Source], output: OutputKind | None, array_kind: ArrayKind) -> Flow[list[Result]]:
+    def encode(
+        self,
+        chunk: Sequence[Source],
+        output: OutputKind | None,
+        array_kind: ArrayKind,
+        to: Destination | None = None,
+    ) -> Flow[list[Result]]:
         """One request; a picture that cannot be read fails alone."""
         if chunk[0].url is not None:
-            reply = yield from self._exchange(_json_request(chunk, self.model, output))
-            return results_of(reply, chunk, array_kind)
+            return (
+                yield from self._outcomes(_json_request(chunk, self._options(chunk, output, to)), chunk, array_kind, to)
+            )
         loaded: list[bytes | ItemError] = yield Load(chunk)
         results = {error.index: failed(error) for error in loaded if isinstance(error, ItemError)}
         files = [data for data in loaded if isinstance(data, bytes)]
         sent = [source for source in chunk if source.index not in results]
         if files:
-            reply = yield from self._exchange(_file_request(files, self.model, output))
-            results |= {result.index: result for result in results_of(reply, sent, array_kind)}
+            request = _file_request(files, self._options(sent, output, to))
+            outcomes = yield from self._outcomes(request, sent, array_kind, to)
+            results |= {result.index: result for result in outcomes}
         return [results[source.index] for source in chunk]
+
+    def fetch(self, staged: StagedReceipt | str, keep: bool, array_kind: ArrayKind) -> Flow[Result]:
+        """Read first, then released, so that a reply that broke off can be asked for again."""
+        staged_id = staged if isinstance(staged, str) else staged.staged_id
+        path = f"/v1/staged/{quote(staged_id, safe='')}"
+        headers = {"accept": SAFETENSORS}
+        reply = yield from self._exchange(Request(method="GET", path=path, params={"keep": "1"}, headers=headers))
+        result = staged_of(reply, staged_id, array_kind)
+        if not keep:
+            yield from self._exchange(Request(method="DELETE", path=path))
+        return result
+
+    def _options(self, sent: Sequence[Source], output: OutputKind | None, to: Destination | None) -> dict[str, object]:
+        destination = None if to is None else words(to, [source.index for source in sent])
+        options = {"model": self.model, "output": output, "destination": destination}
+        return {name: value for name, value in options.items() if value is not None}
+
+    def _outcomes(
+        self, request: Request, sent: Sequence[Source], array_kind: ArrayKind, to: Destination | None
+    ) -> Flow[list[Result]]:
+        reply = yield from self._exchange(request, once=isinstance(to, ToReceiver))
+        return results_of(reply, sent, array_kind) if to is None else delivered_of(reply, sent)
 
     def models(self) -> Flow[list[dict[str, Any]]]:
         reply = yield from self._exchange(Request(method="GET", path="/v1/models"))
@@ -145,13 +187,16 @@ class Flows:
             return outcome.why
         return None if outcome.status == 200 else f"HTTP {outcome.status}"
 
-    def _exchange(self, request: Request) -> Flow[Reply]:
-        """The reply, after as many attempts as are allowed: to encode twice does no harm."""
+    def _exchange(self, request: Request, *, once: bool = False) -> Flow[Reply]:
+        """The reply, after as many attempts as are allowed: to encode twice does no harm. With `once` a request that
+        may have been carried out is not sent again."""
         policy = RetryPolicy(self.retries, self.clock() + self.timeout_s, self.rng)
         while True:
             outcome: Reply | Broken = yield Send(request, policy.deadline)
             match outcome:
                 case Reply(status=status) if status not in RETRYABLE_STATUSES:
+                    return outcome
+                case Reply() if once and has_outcomes(outcome):
                     return outcome
                 case Reply(headers=headers):
                     pause_s = policy.pause_s(self.clock(), retry_after_s(headers))
@@ -159,6 +204,8 @@ class Flows:
                     raise NoReplyInTimeError(f"no reply to {request.path} within {self.timeout_s:g} s ({outcome.why})")
                 case Broken(is_final=True):
                     pause_s = None
+                case Broken(was_made=True, why=why) if once:
+                    raise NoReplyError(f"no reply to {request.path}, and it is not sent again: {why}; see what arrived")
                 case Broken():
                     pause_s = policy.pause_s(self.clock(), None, broke=outcome.was_made)
                     if policy.used == _QUIET_ATTEMPTS and pause_s is not None:
@@ -180,20 +227,25 @@ def _loaded(source: Source) -> bytes | ItemError:
         return error
 
 
-def _file_request(files: Sequence[bytes], model: str | None, output: OutputKind | None) -> Request:
+def _file_request(files: Sequence[bytes], options: Mapping[str, object]) -> Request:
     """One file is the body itself, several are parts; never base64."""
-    options = {"model": model, "output": output}
-    params = {name: value for name, value in options.items() if value is not None}
+    params = {
+        name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for name, value in options.items()
+    }
+    headers = {"accept": _accepted(options)}
     if len(files) > 1:
-        return Request(
-            method="POST", path="/v1/encode", params=params, headers={"accept": SAFETENSORS}, files=tuple(files)
-        )
-    headers = {"accept": SAFETENSORS, "content-type": "application/octet-stream"}
+        return Request(method="POST", path="/v1/encode", params=params, headers=headers, files=tuple(files))
+    headers["content-type"] = "application/octet-stream"
     return Request(method="POST", path="/v1/encode", params=params, headers=headers, content=files[0])
 
 
-def _json_request(chunk: Sequence[Source], model: str | None, output: OutputKind | None) -> Request:
-    body: dict[str, object] = {"items": [{"image": source.url} for source in chunk]}
-    body |= {name: value for name, value in {"model": model, "output": output}.items() if value is not None}
-    headers = {"accept": SAFETENSORS, "content-type": "application/json"}
+def _json_request(chunk: Sequence[Source], options: Mapping[str, object]) -> Request:
+    body = {"items": [{"image": source.url} for source in chunk], **options}
+    headers = {"accept": _accepted(options), "content-type": JSON}
     return Request(method="POST", path="/v1/encode", headers=headers, content=msgspec.json.encode(body))
+
+
+def _accepted(options: Mapping[str, object]) -> str:
+    """What was delivered elsewhere is told in JSON."""
+    return JSON if "destination" in options else SAFETENSORS

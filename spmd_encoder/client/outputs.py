@@ -1,12 +1,13 @@
-"""Where a command line's embeddings go: one file, or a folder of shards that an interrupted job goes on with."""
+"""Where a command line's embeddings go: one file, shards that an interrupted job goes on with, or elsewhere."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
+import msgspec
 import numpy as np
 
 from spmd_encoder.client.files import named, written_whole
@@ -84,6 +85,29 @@ class NumpyFile:
         names = "".join(f"{printable(result.name)}\n" for result in self._results)
         with written_whole(self._path.with_name(f"{self._path.name}.txt")) as out:
             out.write(names.encode())
+
+
+class Receipts:
+    """A JSON line per picture that the server has delivered elsewhere: its path, digest, shape, dtype, grid, and where
+    it is. Nothing is kept, so that a command that is given again delivers all again."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def is_done(self, name: str) -> bool:
+        return False
+
+    def add(self, result: Result) -> None:
+        if result.ok:
+            line = {
+                "path": printable(result.name),
+                **_facts(result),
+                "delivered": msgspec.to_builtins(result.delivered),
+            }
+            print(json.dumps(line), file=self._out, flush=True)
+
+    def close(self) -> None:
+        pass
 
 
 class ShardFolder:
@@ -181,9 +205,11 @@ def _line(result: Result, shard: str) -> dict[str, Any]:
     path = printable(result.name)
     if result.error is not None:
         return {"path": path, "error": {"code": result.error.code, "message": result.error.message}}
+    return {"path": path, "shard": shard, **_facts(result)}
+
+
+def _facts(result: Result) -> dict[str, Any]:
     return {
-        "path": path,
-        "shard": shard,
         "digest": result.digest,
         "shape": result.shape,
         "dtype": result.dtype,

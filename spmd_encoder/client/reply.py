@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 
 from spmd_encoder.client import safetensors
 from spmd_encoder.client.arrays import ArrayKind
+from spmd_encoder.client.destinations import Receipt
 from spmd_encoder.client.errors import BadReplyError, BusyError, ItemError, RefusedError
 from spmd_encoder.client.results import Result
 from spmd_encoder.client.retry import RETRYABLE_STATUSES, retry_after_s
@@ -18,10 +19,13 @@ from spmd_encoder.client.sources import Source
 T = TypeVar("T")
 
 SAFETENSORS = "application/vnd.safetensors"
+JSON = "application/json"
 # Codes that speak of a picture: for a request of one, the whole request's error is that picture's.
 _ITEM_CODES = frozenset(
     {"TOO_LARGE", "MEDIA_UNSUPPORTED", "MEDIA_CORRUPT", "FETCH_FORBIDDEN", "FETCH_FAILED", "WORKER_DIED", "NON_FINITE"}
 )
+# Names in a reply of /v1/staged.
+_STAGED_TENSOR, _STAGED_ITEM = "embedding", "item"
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,15 @@ class _Item(msgspec.Struct, frozen=True):
     num_tokens: int = 0
     digest: str = ""
     error: _Error | None = None
+    delivered: Receipt | None = None
+
+
+class _Staged(msgspec.Struct, frozen=True):
+    shape: tuple[int, ...]
+    dtype: str
+    grid: tuple[int, int, int] | None
+    num_tokens: int
+    digest: str
 
 
 class _Outcomes(msgspec.Struct, frozen=True):
@@ -77,11 +90,56 @@ def results_of(reply: Reply, sent: Sequence[Source], array_kind: ArrayKind) -> l
         )
     else:
         tensors, items = {}, _failures(reply, len(sent))
-    if [item.index for item in items] != list(range(len(sent))):
-        raise BadReplyError(f"the server answered {len(items)} items, not one for each of the {len(sent)} sent")
+    _check_one_each(items, sent)
     if tensors.keys() != {str(item.index) for item in items if item.status == "ok"}:
         raise BadReplyError("the reply's tensors are not those of its good items")
-    return [_result(reply, item, source, tensors, array_kind) for item, source in zip(items, sent, strict=True)]
+    results = [_outcome(reply, item, source) for item, source in zip(items, sent, strict=True)]
+    return [
+        _filled(result, tensors[str(number)], array_kind) if result.ok else result
+        for number, result in enumerate(results)
+    ]
+
+
+def delivered_of(reply: Reply, sent: Sequence[Source]) -> list[Result]:
+    """One result per picture that was sent, in order, each with where it is. Raises as `results_of` does."""
+    outcomes = _decoded_or_none(reply, _Outcomes)
+    items = _failures(reply, len(sent)) if outcomes is None else outcomes.data
+    _check_one_each(items, sent)
+    if any(item.status == "ok" and item.delivered is None for item in items):
+        raise BadReplyError("the server does not say where a good item is")
+    return [_outcome(reply, item, source) for item, source in zip(items, sent, strict=True)]
+
+
+def has_outcomes(reply: Reply) -> bool:
+    """Whether it says what became of each item, whatever its status, so that the request was carried out."""
+    return _decoded_or_none(reply, _Outcomes) is not None
+
+
+def staged_of(reply: Reply, staged_id: str, array_kind: ArrayKind) -> Result:
+    """What was fetched from `/v1/staged`. Raises as `results_of` does."""
+    if reply.status != 200:
+        refuse(reply)
+    if reply.media_type != SAFETENSORS:
+        raise BadReplyError(f"the server answered {reply.media_type or 'a body without a type'}, not {SAFETENSORS}")
+    tensors, metadata = safetensors.parse(reply.body)
+    if tensors.keys() != {_STAGED_TENSOR}:
+        raise BadReplyError("the reply holds other tensors than the embedding")
+    about = _decode(metadata.get(_STAGED_ITEM, "").encode(), _Staged)
+    result = Result(
+        index=0,
+        name=staged_id,
+        shape=about.shape,
+        dtype=about.dtype,
+        grid=about.grid,
+        num_tokens=about.num_tokens,
+        digest=about.digest,
+    )
+    return _filled(result, tensors[_STAGED_TENSOR], array_kind)
+
+
+def _check_one_each(items: Sequence[_Item], sent: Sequence[Source]) -> None:
+    if [item.index for item in items] != list(range(len(sent))):
+        raise BadReplyError(f"the server answered {len(items)} items, not one for each of the {len(sent)} sent")
 
 
 def _failures(reply: Reply, num_sent: int) -> list[_Item]:
@@ -97,9 +155,8 @@ def _failures(reply: Reply, num_sent: int) -> list[_Item]:
     return refuse(reply)
 
 
-def _result(
-    reply: Reply, item: _Item, source: Source, tensors: Mapping[str, safetensors.Tensor], array_kind: ArrayKind
-) -> Result:
+def _outcome(reply: Reply, item: _Item, source: Source) -> Result:
+    """Without the embedding itself."""
     if item.status == "error":
         said = item.error or _Error("the server gave no reason", "INTERNAL")
         error = ItemError(
@@ -110,21 +167,24 @@ def _result(
             request_id=reply.headers.get("x-request-id"),
         )
         return failed(error)
-    tensor = tensors[str(item.index)]
-    if (tensor.dtype, tensor.shape) != (item.dtype, item.shape):
-        raise BadReplyError(f"the tensor of {source.name} has another dtype or shape than the reply says")
     return Result(
         index=source.index,
         name=source.name,
-        shape=tensor.shape,
-        dtype=tensor.dtype,
+        shape=item.shape,
+        dtype=item.dtype,
         grid=item.grid,
         num_tokens=item.num_tokens,
         digest=item.digest,
         replica=reply.headers.get("x-spmd-replica"),
-        data=bytes(tensor.data),  # its own bytes, so that keeping one result does not keep the whole reply
-        array_kind=array_kind,
+        delivered=item.delivered,
     )
+
+
+def _filled(result: Result, tensor: safetensors.Tensor, array_kind: ArrayKind) -> Result:
+    if (tensor.dtype, tensor.shape) != (result.dtype, result.shape):
+        raise BadReplyError(f"the tensor of {result.name} has another dtype or shape than the reply says")
+    # Its own bytes, so that keeping one result does not keep the whole reply.
+    return replace(result, data=bytes(tensor.data), array_kind=array_kind)
 
 
 def failed(error: ItemError) -> Result:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from spmd_encoder.client.arrays import ArrayKind, to_numpy, to_torch
-from spmd_encoder.client.errors import BadReplyError, ItemError, ItemsFailedError
+from spmd_encoder.client.destinations import Receipt
+from spmd_encoder.client.errors import BadReplyError, EncoderClientError, ItemError, ItemsFailedError
 from spmd_encoder.client.safetensors import Tensor
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ class Result:
     `[num_tokens, dim]` or `[dim]`; `dtype` the server's, also where `embedding` is wider; `grid` is `(t, h, w)` in
     patches where the model has one; `digest` is `sha256:<hex>` of the file as sent; `replica` names the replica
     that answered, as the reply's header has it (`0,1` where the request's pictures met several).
-    `np.asarray(result)` works too.
+    `np.asarray(result)` works too. `delivered` says where the embedding is, where the call named a destination; then
+    it is not here.
     """
 
     index: int
@@ -37,6 +39,7 @@ class Result:
     digest: str = ""
     replica: str | None = None
     error: ItemError | None = None
+    delivered: Receipt | None = None
     data: bytes = b""
     """The embedding's little-endian C-order bytes in `dtype`."""
     array_kind: ArrayKind = "numpy"
@@ -49,25 +52,30 @@ class Result:
     def embedding(self) -> Any:
         """A new numpy array, or a torch tensor where the call said `as_="torch"`.
 
-        numpy has no bfloat16: there it becomes float32, which is exact. Raises this picture's `ItemError`.
+        numpy has no bfloat16: there it becomes float32, which is exact. Raises this picture's `ItemError`, and
+        `EncoderClientError` where it went elsewhere.
         """
         return self.numpy() if self.array_kind == "numpy" else self.torch()
 
     def numpy(self) -> NDArray[np.floating[Any]]:
-        """The embedding as a numpy array. Raises this picture's `ItemError`."""
-        if self.error is not None:
-            raise self.error
+        """The embedding as a numpy array. Raises as `embedding` does."""
+        self._check_here()
         return to_numpy(self.data, self.dtype, self.shape)
 
     def torch(self) -> torch.Tensor:
-        """The embedding as a CPU tensor in the server's dtype. Raises this picture's `ItemError`."""
-        if self.error is not None:
-            raise self.error
+        """The embedding as a CPU tensor in the server's dtype. Raises as `embedding` does."""
+        self._check_here()
         return to_torch(self.data, self.dtype, self.shape)
 
     def tensor(self) -> Tensor:
         """As it goes into a safetensors file."""
         return Tensor(self.dtype, self.shape, self.data)
+
+    def _check_here(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if self.delivered is not None:
+            raise EncoderClientError(f"the embedding of {self.name} is not here, but where `delivered` says")
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self.numpy(), dtype=dtype)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from spmd_encoder.client.arrays import ArrayKind
 from spmd_encoder.client.base import ClientBase
 from spmd_encoder.client.chunks import chunked
+from spmd_encoder.client.destinations import Destination, StagedReceipt, check_hashes
 from spmd_encoder.client.flows import Broken, Flow, Load, OutputKind, Pause, Send
 from spmd_encoder.client.reply import Reply
 from spmd_encoder.client.results import Result, all_good, stack
@@ -39,21 +40,28 @@ class Client(ClientBase):
         *,
         output: OutputKind | None = None,
         as_: ArrayKind = "numpy",
+        destination: Destination | None = None,
         raise_on_error: bool = True,
     ) -> list[Result]:
         """One `Result` per picture, in order; `result.embedding` is `[num_tokens, dim]` or `[dim]`.
 
-        `output`: `"tokens"` or `"pooled"`, by default the model's. Where pictures fail, the others are still
+        `output`: `"tokens"` or `"pooled"`, by default the model's. `destination`: where the embeddings go instead;
+        each `result.delivered` then says where its embedding is. Where pictures fail, the others are still
         encoded; then `ItemsFailedError` is raised, which has all results, or with `raise_on_error=False` the
         results are returned, the bad ones with `error`. Raises another `EncoderClientError` where a request as a
         whole fails.
         """
         reject_single(images)
-        results = list(self.encode_iter(images, output=output, as_=as_))
+        results = list(self.encode_iter(images, output=output, as_=as_, destination=destination))
         return all_good(results) if raise_on_error else results
 
     def encode_iter(
-        self, images: Iterable[ImageLike], *, output: OutputKind | None = None, as_: ArrayKind = "numpy"
+        self,
+        images: Iterable[ImageLike],
+        *,
+        output: OutputKind | None = None,
+        as_: ArrayKind = "numpy",
+        destination: Destination | None = None,
     ) -> Generator[Result, None, None]:
         """Results in order, as they come; a bad picture's has `error`.
 
@@ -62,7 +70,8 @@ class Client(ClientBase):
         `EncoderClientError` where a request as a whole fails.
         """
         reject_single(images)
-        return self._results(images, output, as_)
+        check_hashes(destination, images)
+        return self._results(images, output, as_, destination)
 
     def embed(self, images: Iterable[ImageLike]) -> NDArray[Any]:
         """Pooled vectors as one array `[n, dim]` in the model's dtype (bfloat16 as float32).
@@ -70,6 +79,13 @@ class Client(ClientBase):
         Raises as `encode` does. For no picture it is `[0, 0]`, since the server was not asked.
         """
         return stack(self.encode(images, output="pooled"))
+
+    def fetch(self, staged: StagedReceipt | str, *, keep: bool = False, as_: ArrayKind = "numpy") -> Result:
+        """What an earlier call has staged: by the `delivered` of its result, or by the `staged_id` that this has.
+
+        The server forgets it then, unless `keep`. Raises `RefusedError` NOT_FOUND where nothing is there any more.
+        """
+        return self._run(self._flows.fetch(staged, keep, as_))
 
     def models(self) -> list[dict[str, Any]]:
         """`/v1/models`: name, dtype, outputs, dimension."""
@@ -98,7 +114,7 @@ class Client(ClientBase):
         self.close()
 
     def _results(
-        self, images: Iterable[ImageLike], output: OutputKind | None, as_: ArrayKind
+        self, images: Iterable[ImageLike], output: OutputKind | None, as_: ArrayKind, to: Destination | None
     ) -> Generator[Result, None, None]:
         window: deque[Future[list[Result]]] = deque()
         pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="encode")
@@ -106,7 +122,7 @@ class Client(ClientBase):
             for chunk in chunked(images, self._limits):
                 if len(window) == self._concurrency:
                     yield from window.popleft().result()
-                window.append(pool.submit(self._run, self._flows.encode(chunk, output, as_)))
+                window.append(pool.submit(self._run, self._flows.encode(chunk, output, as_, to)))
             while window:
                 yield from window.popleft().result()
         finally:

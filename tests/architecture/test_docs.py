@@ -29,7 +29,15 @@ FOREIGN_FLAGS = {
     *("--job-name", "--nodes", "--ntasks-per-node", "--signal", "--exclusive", "--cpus-per-task", "--gres"),  # Slurm
     *("--data-binary", "--pid", "--native", "--nproc"),  # curl, py-spy, launch/demo.py
     *(entry.name for entry in SGLANG_FLAGS),
-    *("--url", "--out", "--output", "--recursive", "--jobs", "--items-per-file"),  # python -m spmd_encoder.client
+    *(
+        "--url",
+        "--out",
+        "--output",
+        "--recursive",
+        "--jobs",
+        "--items-per-file",
+        "--to",
+    ),  # python -m spmd_encoder.client
 }
 
 
