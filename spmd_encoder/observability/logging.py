@@ -97,6 +97,7 @@ def set_up_logging(origin: Origin, level: str, log_format: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.captureWarnings(True)
-    for noisy in ("httpx", "urllib3", "filelock", "asyncio", "PIL", "uvicorn"):
+    # zmq.auth would show the world's secret at the level debug.
+    for noisy in ("httpx", "urllib3", "filelock", "asyncio", "PIL", "uvicorn", "zmq.auth"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)

@@ -17,6 +17,8 @@ from zmq.utils.monitor import parse_monitor_message
 from spmd_encoder.transports.base import Buffer, PushEndpoint
 
 _CONNECT_MS = 5000
+# A PUSH socket gets nothing but short commands. Without a limit, whoever is connected to could fill the memory.
+_MAX_RECEIVED_BYTES = 4096
 _KEEPALIVE = ((zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 10), (zmq.TCP_KEEPALIVE_INTVL, 5))
 _BROKEN = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _BROKEN
@@ -102,6 +104,7 @@ class PushPeer:
         push.setsockopt(zmq.RECONNECT_IVL, -1)
         push.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         push.setsockopt(zmq.HANDSHAKE_IVL, _CONNECT_MS)
+        push.setsockopt(zmq.MAXMSGSIZE, _MAX_RECEIVED_BYTES)
         for option, value in _KEEPALIVE:
             push.setsockopt(option, value)
         monitor = push.get_monitor_socket(_WATCHED)

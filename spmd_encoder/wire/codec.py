@@ -28,6 +28,9 @@ class Codec(Generic[M]):
     def decode(self, frame: bytes | bytearray | memoryview) -> M:
         try:
             return self._decoder.decode(frame)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except msgspec.ValidationError:
+            # Its own words may quote what a stranger has sent.
+            raise WireError("a well-formed frame, but no message of this direction") from None
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             # RecursionError: a field of many nested arrays, which the decoder skips in search of the tag.
-            raise WireError(f"not a valid message: {error}") from None
+            raise WireError("a frame that is no message") from None

@@ -1,7 +1,8 @@
 """ZMQ sockets with typed messages: a ROUTER that serves peers by name, a DEALER that is one of them.
 
 A peer shows the world's secret in the handshake (ZMQ's PLAIN mechanism, RFC 24, judged by ZAP, RFC 27), so that a
-stranger's messages are never read, however large or many. It is a password in the clear, not encryption.
+stranger's messages are never read. It is a password in the clear, not encryption. ZMQ holds a whole frame before it
+looks at it, a stranger's too: so what a ROUTER takes comes in frames of bounded size, larger ones in pieces.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ M = TypeVar("M")
 Frames = Sequence[bytes | memoryview]
 log = logging.getLogger(__name__)
 _DOMAIN, _USER = "spmd_encoder", "member"
+
+PIECE_BYTES = 4 * 2**20
+"""The largest frame that a ROUTER takes: a stranger's connection is worth no more memory than this."""
+_HANDSHAKE_MS = 10_000
 
 
 Context = zmq.asyncio.Context
@@ -54,6 +59,8 @@ class RouterSocket(Generic[M]):
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, PIECE_BYTES)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         self._codec: Codec[M] = Codec(union)
         if path is not None:
             self._socket.bind(f"ipc://{path}")
@@ -64,8 +71,9 @@ class RouterSocket(Generic[M]):
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     async def receive(self) -> tuple[bytes, M, list[memoryview]]:
-        peer, header, *frames = await self._socket.recv_multipart(copy=False)
-        return peer.bytes, self._codec.decode(header.buffer), [frame.buffer for frame in frames]
+        """A peer's name, its message, and the frame that came with it, if one did."""
+        peer, header, *pieces = await self._socket.recv_multipart(copy=False)
+        return peer.bytes, self._codec.decode(header.buffer), _joined(pieces)
 
     def send(self, peer: bytes, message: Message, frames: Frames = ()) -> None:
         """Never blocks. A message to a peer that has gone is dropped: whoever counts on it watches the peer."""
@@ -98,10 +106,26 @@ class DealerSocket(Generic[M]):
         return self._codec.decode(header.buffer), [frame.buffer for frame in frames]
 
     def send(self, message: Message, frames: Frames = ()) -> None:
-        _send(self._socket, [self._codec.encode(message), *frames])
+        """At most one frame: the ROUTER puts pieces together and cannot tell whose they are."""
+        assert len(frames) <= 1
+        _send(self._socket, [self._codec.encode(message), *(piece for frame in frames for piece in _pieces(frame))])
 
     def close(self, linger_ms: int = 0) -> None:
         self._socket.close(linger=linger_ms)
+
+
+def _pieces(frame: bytes | memoryview) -> Frames:
+    view = memoryview(frame)
+    if view.nbytes <= PIECE_BYTES:
+        return [frame]
+    view = view.cast("B")
+    return [view[start : start + PIECE_BYTES] for start in range(0, len(view), PIECE_BYTES)]
+
+
+def _joined(pieces: Sequence[zmq.Frame]) -> list[memoryview]:
+    if len(pieces) > 1:
+        return [memoryview(b"".join(piece.buffer for piece in pieces))]
+    return [piece.buffer for piece in pieces]
 
 
 def _send(socket: zmq.asyncio.Socket, frames: list[bytes | memoryview]) -> None:

@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
+import zmq
+from zmq.auth.base import Authenticator
 
 from spmd_encoder.observability.logging import Origin, SparseLog, set_up_logging
 
@@ -69,3 +71,16 @@ def test_what_a_stranger_can_cause_is_said_rarely(caplog: pytest.LogCaptureFixtu
     quick.warning("one")
     quick.warning("two")
     assert [record.getMessage() for record in caplog.records][1:] == ["one", "two"]
+
+
+def test_the_worlds_secret_is_in_no_log(root: logging.Logger) -> None:
+    """pyzmq's judge of secrets says them at the level debug."""
+    set_up_logging(ORIGIN, "debug", "text")
+    (handler,) = root.handlers
+    assert isinstance(handler, logging.StreamHandler)
+    out = io.StringIO()
+    handler.setStream(out)
+    judge = Authenticator(zmq.Context.instance(), log=logging.getLogger("zmq.auth"))
+    judge.configure_plain(passwords={"member": "secret"})
+    assert judge._authenticate_plain("", "member", "secret") == (True, b"")
+    assert out.getvalue() == ""
