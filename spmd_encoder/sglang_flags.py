@@ -36,6 +36,7 @@ class Foreign:
 
 _SAME, _ACCEPTED, _REFUSED = Verdict.SAME, Verdict.ACCEPTED, Verdict.REFUSED
 _LANGUAGE_SIDE = "belongs to the language server, not to its encoder"
+_OWN_ADDRESS = "bootstraps are told the address of --host or, where that is all of them, the one that leads out"
 _MOONCAKE = "only the mooncake backend has a use for it"
 _NO_LANGUAGE_MODEL = "there is no language model here"
 
@@ -122,6 +123,8 @@ VARIABLES: tuple[Foreign, ...] = (
     Foreign("SGLANG_ENCODER_IMAGE_PROCESSOR_USE_GPU", _ACCEPTED, "pictures are prepared on CPUs"),
     Foreign("SGLANG_VLM_CACHE_SIZE_MB", _ACCEPTED, "see --cache-bytes, of each replica"),
     Foreign("SGLANG_TORCH_PROFILER_DIR", _SAME, "where --profile-dir is not given"),
+    Foreign("SGLANG_HOST_IP", _ACCEPTED, _OWN_ADDRESS),
+    Foreign("SGLANG_LOCAL_IP_NIC", _ACCEPTED, _OWN_ADDRESS),
     Foreign("REQUEST_TIMEOUT", _ACCEPTED, "see --media-fetch-timeout-s"),
 )
 

@@ -796,7 +796,8 @@ async def test_the_end_of_the_server_is_told_to_all(served: Served) -> None:
             await asyncio.sleep(0.01)
         ok(await served.register(receiver, "encoding"))
         served.front_end.stop(0.2)
-        assert {(await call).status_code for call in (early, waiting, encoding)} == {503}
+        for call, req_id in ((early, "never"), (waiting, "staged"), (encoding, "encoding")):
+            refused(await call, 503, req_id=req_id)
         head = (await receiver.message()).head
         assert (head.req_id, head.error_code) == ("encoding", 503)
 

@@ -5,6 +5,7 @@ They are left out of the OpenAPI document, which describes this server's own int
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -138,6 +139,9 @@ def _endpoint(backend: Backend, handle: _Handler) -> Callable[[Request], Awaitab
             return _failed(error.status, error.message, call.req_id, close=error.close)
         except EncoderError as error:  # of the body, before it is known what it asks for
             return _failed(STATUS[error.code], error.message, call.req_id)
+        except asyncio.CancelledError:
+            # The server ends: a client that hung up is an `EncoderError`.
+            return _failed(503, "the server ended before this request was done", call.req_id)
         except Exception:
             log.exception("a request to %s failed unexpectedly", request.url.path)
             return _failed(500, "the server failed on this request; its log says why", call.req_id)
