@@ -24,6 +24,7 @@ from spmd_encoder.destination_flags import DestinationConfig, check_hosts
 from spmd_encoder.errors import StartupError
 from spmd_encoder.flags import ARITY, READERS, flag, value_text
 from spmd_encoder.media_flags import MediaConfig
+from spmd_encoder.sglang_config import SglangConfig
 from spmd_encoder.sglang_flags import check_bootstraps, class_path
 
 ENV_PREFIX = "SPMD_ENCODER_"
@@ -97,30 +98,6 @@ class LimitsConfig:
     )
     max_batch_items: int = flag(8, "most items in one forward", fallback="SGLANG_ENCODER_MAX_BATCH_SIZE")
     max_batch_tokens: int = flag(16384, "most encoder tokens (patches) in one forward; a larger item runs alone")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SglangConfig:
-    encoder_transfer_backend: str = flag(
-        "auto",
-        "how embeddings reach an SGLang language server, which must have the same value; auto is zmq_to_scheduler",
-        choices=("auto", "zmq_to_scheduler", "zmq_to_tokenizer"),
-    )
-    send_timeout_s: float = flag(
-        180.0,
-        "longest wait of finished embeddings for their receivers, and longest delivery to one",
-        fallback="SGLANG_ENCODER_SEND_TIMEOUT",
-    )
-    max_staged_bytes: int = flag(
-        4 * 2**30, "most bytes of embeddings that wait for receivers or are on their way to them; then 503"
-    )
-    encoder_register_urls: tuple[str, ...] = flag(
-        (), "language servers' bootstrap addresses (http://host:8997) that are told of this encoder while it is ready"
-    )
-    sglang_embedding_class: str = flag(
-        "sglang.srt.disaggregation.encoder.receiver:EmbeddingData",
-        "the receiver's class of a part of embeddings, which older releases of SGLang have elsewhere",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
