@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 10.0
 MAX_HELLO_BYTES = 2**16
 """A stranger can make the dispatcher hold no more than this."""
+MAX_UNKNOWN = 64
+"""Connections that have not said hello; with one more the oldest is closed, since a keeper says it at once."""
 
 
 class ControlServer:
@@ -32,6 +34,7 @@ class ControlServer:
         self._streams: dict[int, Stream[FromKeeper]] = {}
         self._listener: Listener | None = None
         self._serving: set[asyncio.Task[None]] = set()
+        self._unknown: dict[Stream[FromKeeper], None] = {}  # in the order of their coming
         self._strangers = SparseLog(log)
         self.closing = False
 
@@ -83,10 +86,17 @@ class ControlServer:
             stream.close()
 
     async def _serve(self, stream: Stream[FromKeeper]) -> None:
+        if len(self._unknown) >= MAX_UNKNOWN:
+            oldest = next(iter(self._unknown))
+            del self._unknown[oldest]
+            oldest.abort()
+        self._unknown[stream] = None
         try:
             hello = await asyncio.wait_for(stream.receive(MAX_HELLO_BYTES), HELLO_TIMEOUT_S)
         except TimeoutError:
             return
+        finally:
+            self._unknown.pop(stream, None)
         if not isinstance(hello, KeeperHello) or not self._belongs(hello):
             self._strangers.warning("control connection refused: not a keeper of this world")
             return

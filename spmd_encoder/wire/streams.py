@@ -34,9 +34,7 @@ class Stream(Generic[M]):
         """The next message, or None when the peer has gone. Raises WireError for anything that is no message."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            if length > max_bytes:
-                raise WireError(f"a frame of {length} bytes is over the limit of {max_bytes}")
-            return self._codec.decode(await self._reader.readexactly(length))
+            return self._codec.decode(await self._reader.readexactly(_checked(length, max_bytes)))
         except (asyncio.IncompleteReadError, ConnectionError, OSError):
             return None
 
@@ -54,6 +52,10 @@ class Stream(Generic[M]):
 
     def close(self) -> None:
         self._writer.close()
+
+    def abort(self) -> None:
+        """Hang up at once; `receive` finds the peer gone."""
+        self._writer.transport.abort()
 
 
 class Pipe:
@@ -83,9 +85,10 @@ class Pipe:
                     return  # the keeper has gone; its hang-up ends this process
 
     def receive_blocking(self, union: Any) -> Any:
-        """One message, before there is an event loop. Raises ConnectionError when the peer has gone."""
+        """One message, before there is an event loop. Raises ConnectionError when the peer has gone, WireError for
+        anything that is no message."""
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        return Codec[Any](union).decode(self._exactly(length))
+        return Codec[Any](union).decode(self._exactly(_checked(length)))
 
     def _exactly(self, size: int) -> bytes:
         data = b""
@@ -119,9 +122,7 @@ class FrameSocket(Generic[M]):
     def receive(self) -> M:
         """The next message. Raises WireError for anything that is no message."""
         (length,) = _LENGTH.unpack(self.receive_frame(_LENGTH.size))
-        if length > MAX_FRAME_BYTES:
-            raise WireError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
-        return self._codec.decode(self.receive_frame(length))
+        return self._codec.decode(self.receive_frame(_checked(length)))
 
     def receive_frame(self, num_bytes: int) -> bytearray:
         data = bytearray(num_bytes)
@@ -135,6 +136,12 @@ class FrameSocket(Generic[M]):
                 raise ConnectionError("the peer has gone")
             left = left[count:]
         return data
+
+
+def _checked(length: int, limit: int = MAX_FRAME_BYTES) -> int:
+    if length > limit:
+        raise WireError(f"a frame of {length} bytes is over the limit of {limit}")
+    return length
 
 
 async def connect(address: str, union: Any) -> Stream[Any]:
