@@ -10,6 +10,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLForCond
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from spmd_encoder.models.feed_forward import feed_forward
+from spmd_encoder.models.qwen_video import Qwen25Films
 from spmd_encoder.models.qwen_vl import ATTENTION, TOWER, QwenVLAdapter, tiny_whole
 from spmd_encoder.models.sharding import Split, TowerPlan
 from spmd_encoder.models.tiny import write_random
@@ -21,6 +22,7 @@ class Qwen25VLAdapter(QwenVLAdapter):
     model_types = ("qwen2_5_vl",)
     family = "qwen2_5_vl"
     model_class = Qwen2_5_VLForConditionalGeneration
+    films = Qwen25Films
     config_class = Qwen2_5_VLConfig
 
     @classmethod

@@ -10,6 +10,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLForConditionalGeneration
 
 from spmd_encoder.models.feed_forward import feed_forward
+from spmd_encoder.models.qwen_video import Qwen2Films
 from spmd_encoder.models.qwen_vl import ATTENTION, TOWER, QwenVLAdapter, tiny_whole
 from spmd_encoder.models.sharding import Split, TowerPlan
 from spmd_encoder.models.tiny import write_random
@@ -24,6 +25,7 @@ class Qwen2VLAdapter(QwenVLAdapter):
     model_types = ("qwen2_vl",)
     family = "qwen2_vl"
     model_class = Qwen2VLForConditionalGeneration
+    films = Qwen2Films
     config_class = Qwen2VLConfig
 
     @classmethod

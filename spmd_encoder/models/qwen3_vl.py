@@ -13,6 +13,7 @@ from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLForConditionalGeneration
 
 from spmd_encoder.models.feed_forward import feed_forward
+from spmd_encoder.models.qwen_video import Qwen3Films
 from spmd_encoder.models.qwen_vl import ATTENTION, TOWER, QwenVLAdapter, tiny_whole
 from spmd_encoder.models.sharding import Split, TowerPlan
 from spmd_encoder.models.tiny import write_random
@@ -41,6 +42,7 @@ class Qwen3VLAdapter(QwenVLAdapter):
     model_types = ("qwen3_vl",)
     family = "qwen3_vl"
     model_class = Qwen3VLForConditionalGeneration
+    films = Qwen3Films
     config_class = Qwen3VLConfig
 
     @classmethod

@@ -14,12 +14,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from spmd_encoder.api.cost import CostTable
-from spmd_encoder.api.types import Modality, OutputKind
+from spmd_encoder.api.types import ItemOptions, Modality, OutputKind
 from spmd_encoder.errors import StartupError
+from spmd_encoder.media.base import Film, FilmInfo
 from spmd_encoder.models.attention import PackedAttention
 from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, Preprocessor, TowerOutput
 from spmd_encoder.models.linear import by_rows
 from spmd_encoder.models.picture import run_processor
+from spmd_encoder.models.qwen_video import QwenFilms
 from spmd_encoder.models.sharding import Split, TowerPlan
 from spmd_encoder.models.weights import from_folder, load_tower, real_bytes
 
@@ -63,10 +65,12 @@ class PatchEmbedding(nn.Module):
 
 
 class QwenPreprocessor(Preprocessor):
-    """Patches of one picture, `[t * h * w, patch values]`, resized to a multiple of patch times merge per side."""
+    """Patches of one picture or film, `[t * h * w, patch values]`, resized to a multiple of patch times merge per
+    side."""
 
-    def __init__(self, processor: Any) -> None:
+    def __init__(self, processor: Any, films: QwenFilms) -> None:
         self.processor = processor
+        self._films = films
 
     def cost_table(self) -> CostTable:
         size = self.processor.size
@@ -75,7 +79,14 @@ class QwenPreprocessor(Preprocessor):
             merge=self.processor.merge_size,
             min_pixels=size["shortest_edge"],
             max_pixels=size["longest_edge"],
+            video=self._films.cost(),
         )
+
+    def choose_frames(self, info: FilmInfo, options: ItemOptions) -> list[int]:
+        return self._films.choose(info, options)
+
+    def preprocess_video(self, film: Film) -> Features:
+        return self._films.features(film)
 
     def preprocess(self, image: Image.Image) -> Features:
         made = run_processor(self.processor, image)
@@ -96,7 +107,8 @@ class QwenVLAdapter(FamilyAdapter):
     and `FeedForward`. They keep the order of its sums: in float32 on the CPUs tested the bits are the same.
     """
 
-    modalities = (Modality.IMAGE,)
+    modalities = (Modality.IMAGE, Modality.VIDEO)
+    films: ClassVar[type[QwenFilms]]
     model_class: ClassVar[type[PreTrainedModel]]
     config_class: ClassVar[type[PreTrainedConfig]]
 
@@ -120,7 +132,7 @@ class QwenVLAdapter(FamilyAdapter):
 
     @classmethod
     def load_preprocessor(cls, folder: Path) -> QwenPreprocessor:
-        return QwenPreprocessor(from_folder(Qwen2VLImageProcessorPil, folder))
+        return QwenPreprocessor(from_folder(Qwen2VLImageProcessorPil, folder), cls.films.load(folder))
 
     @classmethod
     def load(cls, folder: Path, context: LoadContext) -> Self:

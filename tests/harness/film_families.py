@@ -1,0 +1,33 @@
+"""How transformers' whole model of each family is asked for one film. A new family adds its line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FilmReference = Callable[[Any, Mapping[str, Tensor]], Tensor]
+"""(whole model, our tensors of one film) to its rows."""
+
+
+def _qwen(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    rows: Tensor = _ask_qwen(model, inputs).pooler_output[0]
+    return rows
+
+
+def _qwen_deepstack(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    out = _ask_qwen(model, inputs)
+    return torch.cat([out.pooler_output[0], *(level[0] for level in out.deepstack_features)], dim=-1)
+
+
+def _ask_qwen(model: Any, inputs: Mapping[str, Tensor]) -> Any:
+    return model.get_video_features(pixel_values_videos=inputs["pixel_values"], video_grid_thw=inputs["image_grid_thw"])
+
+
+FILM_REFERENCES: dict[str, FilmReference] = {
+    "qwen2_5_vl": _qwen,
+    "qwen2_vl": _qwen,
+    "qwen3_vl": _qwen_deepstack,
+}
