@@ -63,9 +63,13 @@ class EncoderError(Exception):
     def __repr__(self) -> str:
         return f"EncoderError({self.code}, {self.message!r}, param={self.param!r})"
 
-    def at(self, param: str) -> EncoderError:
+    def at(self, param: str | None) -> EncoderError:
         """The same failure, said of `param`."""
         return EncoderError(self.code, self.message, param=param, retry_after_s=self.retry_after_s)
+
+    def again(self) -> EncoderError:
+        """The same failure as a new exception, whose traceback holds nothing yet."""
+        return self.at(self.param)
 
 
 class StartupError(Exception):

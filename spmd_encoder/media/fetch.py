@@ -17,7 +17,8 @@ from spmd_encoder.media.daemon_threads import DaemonThreads
 from spmd_encoder.media.http_fetch import HttpFetch
 from spmd_encoder.media.local_file import parse_file_url, read_local_file
 from spmd_encoder.media.network import Resolver, system_resolver
-from spmd_encoder.media.urls import canonical_host, parse_web_url
+from spmd_encoder.media.shared_fetches import SharedFetches
+from spmd_encoder.media.urls import WebUrl, canonical_host, parse_web_url
 from spmd_encoder.media_flags import MediaConfig
 
 MAX_FETCHES = 64
@@ -59,24 +60,27 @@ class MediaFetcher:
             domains=_domains(config),
             max_bytes=self._max_bytes,
         )
+        self._shared = SharedFetches()
         self._running: set[asyncio.Timeout] = set()
         self._ended = asyncio.Event()
         self._closed = False
 
     async def fetch(self, url: str, *, reserve: Callable[[int], None]) -> bytes:
-        """The bytes behind `url`.
+        """The bytes behind `url`. Equal URLs at the same time are fetched once.
 
         `reserve(n)` is called in the event loop as n more bytes arrive, before they are kept; what it raises ends the
         fetch and is passed on. Raises `EncoderError`: INVALID_REQUEST (malformed), FETCH_FORBIDDEN, FETCH_FAILED (a
-        fetch that ran out of time too), TOO_LARGE, or DRAINING after `close`. Cancelling it closes its connection.
-        Messages name the host and the reason, never the rest of the URL, which may hold secrets.
+        fetch that ran out of time too), TOO_LARGE, or DRAINING after `close`. Cancelling it closes its connection,
+        unless others wait for the same. Messages name the host and the reason, never the rest of the URL, which may
+        hold secrets.
         """
         if self._closed:
             raise _draining()
         if url[:7].lower() == "file://":
-            return await self._within_limits("the file", self._read_file(url, reserve))
+            path, root = self._local_path(url)
+            return await self._shared.fetch(path, lambda arrived: self._read_file(root, path, arrived), reserve)
         target = parse_web_url(url)
-        return await self._within_limits(target.host, self._http.fetch(target, reserve))
+        return await self._shared.fetch(target, lambda arrived: self._get(target, arrived), reserve)
 
     async def close(self) -> None:
         """End all fetches, which raise DRAINING, and return when their connections are closed. May be called again."""
@@ -88,16 +92,21 @@ class MediaFetcher:
             self._ended.clear()
             await self._ended.wait()
 
-    async def _read_file(self, url: str, reserve: Callable[[int], None]) -> bytes:
+    def _local_path(self, url: str) -> tuple[str, str]:
+        """The file, and the folder that it must be in."""
         if self._root is None:
             raise EncoderError(
                 ErrorCode.FETCH_FORBIDDEN,
                 "files of the server are not read; --allowed-local-media-path would allow those of one folder",
             )
-        path = parse_file_url(url)
-        return await read_local_file(
-            self._root, path, max_bytes=self._max_bytes, reserve=reserve, threads=self._threads
-        )
+        return parse_file_url(url), self._root
+
+    async def _read_file(self, root: str, path: str, reserve: Callable[[int], None]) -> bytes:
+        work = read_local_file(root, path, max_bytes=self._max_bytes, reserve=reserve, threads=self._threads)
+        return await self._within_limits("the file", work)
+
+    async def _get(self, url: WebUrl, reserve: Callable[[int], None]) -> bytes:
+        return await self._within_limits(url.host, self._http.fetch(url, reserve))
 
     async def _within_limits(self, name: str, work: Coroutine[Any, Any, bytes]) -> bytes:
         """`work`, once a place is free; both together within the time limit."""

@@ -351,7 +351,7 @@ async def test_close_ends_all_fetches_and_refuses_new_ones() -> None:
     async with web(never) as server:
         url = f"http://127.0.0.1:{server.port}/"
         media = fetcher(max_fetches=2)
-        jobs = [asyncio.create_task(failure(media, url, ErrorCode.DRAINING)) for _ in range(5)]
+        jobs = [asyncio.create_task(failure(media, f"{url}{n}", ErrorCode.DRAINING)) for n in range(5)]
         await server.until(lambda: len(server.seen) == 2)
         await media.close()
         await asyncio.gather(*jobs)
