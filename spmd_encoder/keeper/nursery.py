@@ -36,8 +36,9 @@ from spmd_encoder.observability.logging import Origin, set_up_logging
 
 log = logging.getLogger(__name__)
 _UCRED = struct.Struct("3i")
-CALLER_S = 0.5
-"""A caller says what it wants as it connects; one that does not holds up the others."""
+MAX_CALLERS = 64
+"""Callers that have not said what they want; with one more the oldest is closed, since a keeper says it at once."""
+_SEND_S = 0.5
 
 
 class Nursery:
@@ -46,6 +47,7 @@ class Nursery:
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
+        self._callers: dict[socket.socket, None] = {}  # in the order of their coming
         self._children: dict[int, socket.socket] = {}
         self._pids: dict[socket.socket, int] = {}
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -65,7 +67,7 @@ class Nursery:
                 elif key.fileobj == self._wake_r:
                     os.read(self._wake_r, 4096)
                 elif isinstance(key.fileobj, socket.socket):
-                    self._hung_up(key.fileobj)
+                    self._readable(key.fileobj)
             self._reap()
 
     def _accept(self) -> None:
@@ -74,14 +76,36 @@ class Nursery:
         except OSError as error:
             log.warning("a caller could not be accepted: %s", error)
             return
-        connection.settimeout(CALLER_S)
+        if not _same_user(connection):
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._callers[connection] = None
+        self._selector.register(connection, selectors.EVENT_READ)
+        if len(self._callers) > MAX_CALLERS:
+            oldest = next(iter(self._callers))
+            self._forget_caller(oldest)
+            oldest.close()
+
+    def _readable(self, connection: socket.socket) -> None:
+        if connection in self._callers:
+            self._heard(connection)
+        elif connection in self._pids:  # else it was closed a moment ago
+            self._hung_up(connection)
+
+    def _forget_caller(self, connection: socket.socket) -> None:
+        del self._callers[connection]
+        self._selector.unregister(connection)
+
+    def _heard(self, connection: socket.socket) -> None:
+        """It has said what it wants, or has gone."""
+        self._forget_caller(connection)
         try:
-            if not _same_user(connection):
-                raise OSError("another user")
             message, fds, _, _ = socket.recv_fds(connection, 64, 2)
         except OSError:
             connection.close()
             return
+        connection.settimeout(_SEND_S)
         try:
             self._fork(connection, message, fds)
         except OSError as error:
@@ -116,7 +140,7 @@ class Nursery:
             parent = os.getppid()
             die_with_parent(parent)
             self._selector.close()
-            for sock in (self._listener, connection, *self._children.values()):
+            for sock in (self._listener, connection, *self._callers, *self._children.values()):
                 sock.close()
             os.close(self._wake_r)
             os.close(self._wake_w)
