@@ -49,11 +49,11 @@ def read_size(name: str, data: bytes) -> Size:
 
 def check_avif(data: bytes) -> None:
     """Raises `HeaderTooLongError` where libavif, which reads the size of these, would take long to open the file."""
-    for kind, start, end in _boxes(data, 0, len(data)):
+    for kind, start, end in boxes(data, 0, len(data)):
         if kind == b"moov" and end - start > MAX_AVIF_MOVIE_BYTES:
             raise HeaderTooLongError
         if kind == b"meta":
-            for table, first, last in _boxes(data, start + 4, end):
+            for table, first, last in boxes(data, start + 4, end):
                 _check_avif_table(data, table, first, last)
 
 
@@ -61,10 +61,10 @@ def _check_avif_table(data: bytes, table: bytes, start: int, end: int) -> None:
     if table in (b"iinf", b"iloc", b"iref", b"ipma") and end - start > MAX_AVIF_TABLE_BYTES:
         raise HeaderTooLongError
     if table == b"iprp":
-        for inner, first, last in _boxes(data, start, end):
+        for inner, first, last in boxes(data, start, end):
             _check_avif_table(data, inner, first, last)
     if table == b"ipco":  # may hold a colour profile of megabytes; its boxes are counted
-        for _ in _boxes(data, start, end):
+        for _ in boxes(data, start, end):
             pass
 
 
@@ -72,7 +72,7 @@ def _jpeg(data: bytes) -> Size:
     """The last frame header before the first scan."""
     size = None
     end = 2
-    for _ in _parts():
+    for _ in parts():
         if (found := _MARKER.search(data, end)) is None:
             break
         marker, end = found[1][0], found.end()
@@ -94,7 +94,7 @@ def _png(data: bytes) -> Size:
     """The last IHDR before the pixels."""
     size = None
     end = 8
-    for _ in _parts():
+    for _ in parts():
         length, kind = struct.unpack_from(">I4s", data, end)
         if kind in (b"IDAT", b"fdAT", b"IEND"):
             break
@@ -109,8 +109,8 @@ def _gif(data: bytes) -> Size:
     """The screen, or what the first frame needs where that is more."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     end = 13 + (3 << (flags & 7) + 1 if flags & 128 else 0)
-    parts = _parts(MAX_BLOCKS)
-    for _ in parts:
+    counted = parts(MAX_BLOCKS)
+    for _ in counted:
         introducer = data[end]
         end += 1
         if introducer == ord(","):
@@ -119,11 +119,11 @@ def _gif(data: bytes) -> Size:
         if introducer == ord(";"):
             break
         if introducer == ord("!"):
-            end = _after_extension(data, end, parts)
+            end = _after_extension(data, end, counted)
     raise HeaderError("there is no frame")
 
 
-def _after_extension(data: bytes, end: int, parts: Iterator[int]) -> int:
+def _after_extension(data: bytes, end: int, counted: Iterator[int]) -> int:
     """Pillow looks for the end of most extensions behind their first block, also where that is the end already."""
     is_comment, block = data[end] == 254, data[end + 1]
     is_loop = data[end] == 255 and data[end + 2 : end + 2 + block].startswith(b"NETSCAPE2.0")
@@ -132,7 +132,7 @@ def _after_extension(data: bytes, end: int, parts: Iterator[int]) -> int:
         return end
     if is_loop:
         end += 1 + data[end]
-    for _ in parts:
+    for _ in counted:
         block = data[end]
         end += 1 + block
         if not block:
@@ -179,7 +179,7 @@ def _tiff(data: bytes) -> Size:
     start += struct.calcsize(number)
     step = struct.calcsize("=" + layout) + room
     found: dict[int, int] = {}
-    for entry, _ in zip(range(start, min(len(data) - step + 1, start + step * count), step), _parts(), strict=False):
+    for entry, _ in zip(range(start, min(len(data) - step + 1, start + step * count), step), parts(), strict=False):
         tag, kind, times = struct.unpack_from(order + layout, data, entry)
         if tag not in _TIFF_WANTED or tag in found or kind not in _TIFF_KINDS or not times:
             continue
@@ -197,15 +197,15 @@ def _tiff(data: bytes) -> Size:
     return (height, width) if found.get(_TIFF_TURN) in (5, 6, 7, 8) else (width, height)
 
 
-def _parts(most: int = MAX_PARTS) -> Iterator[int]:
+def parts(most: int = MAX_PARTS) -> Iterator[int]:
     """Counts them. Raises `HeaderTooLongError` when they are too many."""
     yield from range(most)
     raise HeaderTooLongError
 
 
-def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+def boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
     """Kind, start and end of each box's content; what is no box ends them."""
-    for _ in _parts():
+    for _ in parts():
         if start + 8 > end:
             return
         length, kind = struct.unpack_from(">I4s", data, start)

@@ -84,7 +84,7 @@ def test_pixel_limit_comes_from_the_header() -> None:
     for action in (probe, decode):
         error = refused(lambda: action(header, 59999), ErrorCode.TOO_LARGE)  # noqa: B023
         assert "59999" in error.message and "--max-image-pixels" in error.message
-    assert probe(header, 60000) == ("PNG", 60000, 1)
+    assert probe(header, 60000)[:3] == ("PNG", 60000, 1)
     refused(lambda: decode(header, 60000), ErrorCode.MEDIA_CORRUPT)
 
 

@@ -156,7 +156,7 @@ def test_every_small_size() -> None:
     for width in range(1, 65):
         for height in range(1, 65):
             data = save(Image.new("L", (width, height), 7), "BMP")
-            assert probe(data)[1:] == decode(data).size == (width, height)
+            assert probe(data)[1:3] == decode(data).size == (width, height)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -165,7 +165,7 @@ def test_large_sizes(format: str) -> None:
     for _ in range(4):
         size = tuple(sorted((choose.randint(1, 64), choose.randint(65, 4096)), key=lambda _: choose.random()))
         data = save(Image.new("RGB", size, (9, 9, 9)), format)
-        assert probe(data)[1:] == decode(data).size == size
+        assert probe(data)[1:3] == decode(data).size == size
 
 
 def test_good_and_bad_pictures_at_the_same_time() -> None:

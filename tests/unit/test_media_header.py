@@ -106,9 +106,9 @@ def test_files_that_are_all_header_are_refused(data: bytes) -> None:
 def test_what_no_reader_ends_on_is_skipped_at_once() -> None:
     """Pillow takes minutes for each of these."""
     for filler in (b"\xff" * 2**25, b"\xff\xe0\0\2" + bytes(2**25)):
-        assert probe(jpeg(filler)) == ("JPEG", 24, 16)
+        assert probe(jpeg(filler))[:3] == ("JPEG", 24, 16)
     data = save(sample(), "WEBP", lossless=True)
-    assert probe(data + (b"abcd" + bytes(4)) * 2**20) == ("WEBP", 24, 16)
+    assert probe(data + (b"abcd" + bytes(4)) * 2**20)[:3] == ("WEBP", 24, 16)
 
 
 def with_icc(format: str, num_bytes: int) -> bytes:
@@ -135,7 +135,7 @@ LARGE = {
 
 @pytest.mark.parametrize("data", LARGE.values(), ids=LARGE)
 def test_large_headers_of_real_files_pass(data: bytes) -> None:
-    assert probe(data)[1:] == (24, 16)
+    assert probe(data)[1:3] == (24, 16)
 
 
 def turned_tiff() -> bytes:
