@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from spmd_encoder.api.tiling import Tiling
 from spmd_encoder.api.types import ItemOptions, MediaItem, Modality
 
 
@@ -49,9 +50,9 @@ class VideoCost:
 class CostTable:
     """How a family turns a picture's size into encoder tokens; data, so that it can travel in `Hello`.
 
-    `fixed_tokens` is set for towers with one input size. Otherwise a picture is resized to a multiple of
-    `patch * merge` per side with `min_pixels <= area <= max_pixels`, as the Qwen processors do
-    (`smart_resize` in transformers' `image_processing_qwen2_vl`), and costs `area / patch**2` patches.
+    `fixed_tokens` is set for towers with one input size; with `tiling` it is the price of one tile. Otherwise a
+    picture is resized to a multiple of `patch * merge` per side with `min_pixels <= area <= max_pixels`, as the Qwen
+    processors do (`smart_resize` in transformers' `image_processing_qwen2_vl`), and costs `area / patch**2` patches.
     """
 
     patch: int = 14
@@ -59,6 +60,7 @@ class CostTable:
     min_pixels: int = 0
     max_pixels: int = 0
     fixed_tokens: int | None = None
+    tiling: Tiling | None = None
     audio: AudioCost | None = None
     video: VideoCost | None = None
 
@@ -85,9 +87,10 @@ class CostTable:
 
     def image_tokens(self, width: int, height: int) -> int:
         """Patches that the tower computes for one picture (before any merging); at least 1."""
+        width, height = max(1, width), max(1, height)
         if self.fixed_tokens is not None:
-            return self.fixed_tokens
+            return self.fixed_tokens * (1 if self.tiling is None else self.tiling.tiles(width, height))
         unit = self.patch * self.merge
-        area = max(1, width) * max(1, height)
+        area = width * height
         area = min(max(area, self.min_pixels), self.max_pixels) if self.max_pixels else max(area, self.min_pixels)
         return max(self.merge**2, math.ceil(area / unit**2) * self.merge**2)

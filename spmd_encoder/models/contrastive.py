@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from spmd_encoder.api.types import OutputKind
-from spmd_encoder.models.sharding import Split, TowerPlan, run_batched
+from spmd_encoder.models.sharding import TowerPlan
+from spmd_encoder.models.towers import ATTENTION, FEED_FORWARD
 
 
 def encoder_plan(layers: str, config: Any) -> TowerPlan:
@@ -18,15 +19,7 @@ def encoder_plan(layers: str, config: Any) -> TowerPlan:
     That is little: the embeddings, the projection, and SigLIP's pooling head, which is as large as one layer and
     keeps its attention in the single tensor of `nn.MultiheadAttention`.
     """
-    attention = Split(
-        path="self_attn",
-        columns=("q_proj", "k_proj", "v_proj"),
-        row="out_proj",
-        heads="num_heads",
-        run=run_batched,
-    )
-    mlp = Split(path="mlp", columns=("fc1",), row="fc2")
-    return TowerPlan(blocks=layers, num_blocks=config.num_hidden_layers, in_block=(attention, mlp))
+    return TowerPlan(blocks=layers, num_blocks=config.num_hidden_layers, in_block=(ATTENTION, FEED_FORWARD))
 
 
 def pooling_head_dims(config: Any) -> dict[OutputKind, int]:

@@ -38,6 +38,22 @@ class FamilyEntry:
     tower_keys: tuple[str, ...] = ()
 
 
+_CLIP = ("transformers.models.clip.modeling_clip", "transformers.models.clip.image_processing_pil_clip")
+_SIGLIP = ("transformers.models.siglip.modeling_siglip", "transformers.models.siglip.image_processing_pil_siglip")
+_LANGUAGE = (
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.mistral.configuration_mistral",
+    "transformers.models.qwen2.configuration_qwen2",
+    "transformers.models.qwen3.configuration_qwen3",
+)
+"""The stand-in for language models, see `models.vision_language`, and configurations of those it mostly replaces."""
+_TOWER_AND_PROJECTOR = (
+    "vision_tower.",
+    "model.vision_tower.",
+    "multi_modal_projector.",
+    "model.multi_modal_projector.",
+)
+
 FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry(
         family="qwen2_5_vl",
@@ -70,23 +86,56 @@ FAMILIES: tuple[FamilyEntry, ...] = (
         tower_keys=("visual.", "model.visual."),
     ),
     FamilyEntry(
+        family="llava",
+        model_types=("llava",),
+        adapter="spmd_encoder.models.llava:LlavaAdapter",
+        preload=(
+            *_CLIP,
+            *_SIGLIP,
+            "transformers.models.llava.modeling_llava",
+            "transformers.models.llava.image_processing_pil_llava",
+            *_LANGUAGE,
+        ),
+        tower_keys=_TOWER_AND_PROJECTOR,
+    ),
+    FamilyEntry(
+        family="llava_next",
+        model_types=("llava_next",),
+        adapter="spmd_encoder.models.llava_next:LlavaNextAdapter",
+        preload=(
+            *_CLIP,
+            *_SIGLIP,
+            "transformers.models.llava_next.modeling_llava_next",
+            "transformers.models.llava_next.image_processing_pil_llava_next",
+            *_LANGUAGE,
+        ),
+        tower_keys=(*_TOWER_AND_PROJECTOR, "image_newline", "model.image_newline"),
+    ),
+    FamilyEntry(
+        family="llava_onevision",
+        model_types=("llava_onevision",),
+        adapter="spmd_encoder.models.llava_onevision:LlavaOnevisionAdapter",
+        preload=(
+            *_CLIP,
+            *_SIGLIP,
+            "transformers.models.llava_onevision.modeling_llava_onevision",
+            "transformers.models.llava_onevision.image_processing_pil_llava_onevision",
+            *_LANGUAGE,
+        ),
+        tower_keys=(*_TOWER_AND_PROJECTOR, "image_newline", "model.image_newline"),
+    ),
+    FamilyEntry(
         family="clip",
         model_types=("clip", "clip_vision_model"),
         adapter="spmd_encoder.models.clip:ClipAdapter",
-        preload=(
-            "transformers.models.clip.modeling_clip",
-            "transformers.models.clip.image_processing_pil_clip",
-        ),
+        preload=_CLIP,
         tower_keys=("vision_model.", "visual_projection."),
     ),
     FamilyEntry(
         family="siglip",
         model_types=("siglip", "siglip_vision_model"),
         adapter="spmd_encoder.models.siglip:SiglipAdapter",
-        preload=(
-            "transformers.models.siglip.modeling_siglip",
-            "transformers.models.siglip.image_processing_pil_siglip",
-        ),
+        preload=_SIGLIP,
         tower_keys=("vision_model.",),
     ),
     FamilyEntry(

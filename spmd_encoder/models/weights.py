@@ -46,13 +46,15 @@ def warm_up() -> None:
     table("")
 
 
-def from_folder(cls: type[LoadedT], folder: Path) -> LoadedT:
-    """A configuration or processor of transformers, from local files only.
+def from_folder(cls: type[LoadedT], folder: Path, **options: Any) -> LoadedT:
+    """A configuration or processor of transformers, from local files only, loaded with `options`.
 
     Raises StartupError where the folder's file is missing or not usable.
     """
     try:
-        loaded: LoadedT = cls.from_pretrained(folder, local_files_only=True, trust_remote_code=False)  # type: ignore[attr-defined]
+        loaded: LoadedT = cls.from_pretrained(  # type: ignore[attr-defined]
+            folder, local_files_only=True, trust_remote_code=False, **options
+        )
     except Exception as error:  # whatever transformers finds wrong with a file of the user's
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise StartupError(f"{folder}: {cls.__name__} cannot be read from this checkpoint ({first})") from None

@@ -24,6 +24,12 @@ def _qwen3_vl(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | N
     return torch.cat([out.pooler_output[0], *(level[0] for level in out.deepstack_features)], dim=-1), None
 
 
+def _rows(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Families with a list of rows per picture, or `[tiles, rows, dim]` of one picture."""
+    rows = model.get_image_features(**inputs).pooler_output
+    return rows.flatten(0, 1) if isinstance(rows, Tensor) else rows[0], None
+
+
 def _clip(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     out = model.get_image_features(**inputs)
     return out.last_hidden_state[0, 1:], out.pooler_output[0]
@@ -48,11 +54,17 @@ REFERENCES: dict[str, tuple[str, Reference]] = {
     "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", _qwen),
     "qwen2_vl": ("Qwen2VLForConditionalGeneration", _qwen),
     "qwen3_vl": ("Qwen3VLForConditionalGeneration", _qwen3_vl),
+    "llava": ("LlavaForConditionalGeneration", _rows),
+    "llava_next": ("LlavaNextForConditionalGeneration", _rows),
+    "llava_onevision": ("LlavaOnevisionForConditionalGeneration", _rows),
     "clip": ("CLIPModel", _clip),
     "siglip": ("SiglipModel", _siglip),
     "siglip2": ("Siglip2Model", _siglip2),
     "dinov2": ("Dinov2Model", _dinov2),
 }
+
+OPTIONS: dict[str, dict[str, Any]] = {}
+"""What transformers' whole processor of a family calls its image processor with."""
 
 
 class WholeModel:
@@ -63,8 +75,9 @@ class WholeModel:
         models: Any = transformers  # its classes are only partly typed
         self._model = getattr(models, name).from_pretrained(folder, dtype=torch.float32).eval()
         self._processor = models.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        self._options = OPTIONS.get(family, {})
 
     def encode(self, image: Image.Image) -> tuple[Tensor, Tensor | None]:
         """(`tokens` `[rows, dim]`, `pooled` `[dim]` or None) of one RGB picture."""
         with torch.inference_mode():
-            return self._ask(self._model, dict(self._processor(images=image, return_tensors="pt")))
+            return self._ask(self._model, dict(self._processor(images=image, return_tensors="pt", **self._options)))

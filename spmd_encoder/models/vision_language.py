@@ -1,0 +1,152 @@
+"""What most vision-language families share: transformers' whole class, of which tower and projector are read."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from PIL import Image
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.llama.configuration_llama import LlamaConfig
+
+from spmd_encoder.api.cost import CostTable
+from spmd_encoder.api.types import Modality, OutputKind
+from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, Preprocessor, TowerOutput
+from spmd_encoder.models.picture import run_processor
+from spmd_encoder.models.sharding import TowerPlan
+from spmd_encoder.models.weights import from_folder, load_tower, real_bytes
+
+VISION = "model.vision_tower"
+PROJECTOR = "model.multi_modal_projector"
+"""Where most whole models keep the two."""
+
+
+class TilePreprocessor(Preprocessor):
+    """One picture as `pixel_values` `[tiles, 3, height, width]`, each tile of `patches` (rows, columns)."""
+
+    def __init__(
+        self, processor: Any, cost: CostTable, patches: tuple[int, int], tile_rows: int, **options: Any
+    ) -> None:
+        self.processor = processor
+        self._cost = cost
+        self._patches = patches
+        self._tile_rows = tile_rows
+        self._options = options
+
+    def cost_table(self) -> CostTable:
+        return self._cost
+
+    def preprocess(self, image: Image.Image) -> Features:
+        made = run_processor(self.processor, image, **self._options)
+        pixels = made["pixel_values"].flatten(0, -4)
+        tiles, (h, w) = len(pixels), self._patches
+        return Features(
+            tensors={"pixel_values": pixels, **self.extras(made)},
+            num_tokens=self.rows(tiles, image),
+            cost=tiles * h * w,
+            grid=(tiles, h, w),
+        )
+
+    def rows(self, tiles: int, image: Image.Image) -> int:
+        """Rows that the model gives for a picture in so many tiles."""
+        return tiles * self._tile_rows
+
+    def extras(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What else of the processor's tensors `get_image_features` takes, `[1, ...]` each."""
+        return {}
+
+
+class VisionLanguageAdapter(FamilyAdapter):
+    """`tokens` `[rows, dim]` are what `get_image_features` of the whole model gives, in the order of placeholders.
+
+    The language half is not even built: a stand-in of the same width, without a layer, takes its place.
+    """
+
+    modalities = (Modality.IMAGE,)
+    model_class: ClassVar[type[PreTrainedModel]]
+    config_class: ClassVar[type[PreTrainedConfig]]
+    kept: ClassVar[tuple[str, ...]] = (VISION, PROJECTOR)
+    """Paths of all that is read of the checkpoint."""
+
+    def __init__(self, model: PreTrainedModel, preprocessor: Preprocessor, width: int, device: torch.device) -> None:
+        self._model = model
+        self.preprocessor = preprocessor
+        self._device = device
+        self.embedding_dims = {OutputKind.TOKENS: width}
+        self.tower_bytes = real_bytes(model)
+
+    @classmethod
+    @abstractmethod
+    def plan(cls, config: Any) -> TowerPlan:
+        """How a model with this configuration is cut."""
+
+    @classmethod
+    def load(cls, folder: Path, context: LoadContext) -> Self:
+        preprocessor = cls.load_preprocessor(folder)
+        config: Any = from_folder(cls.config_class, folder)
+        width = int(config.text_config.hidden_size)
+        config.text_config = _stand_in(config.text_config)
+        model = load_tower(cls.model_class, config, folder, cls.kept, cls.plan(config), context)
+        return cls(model, preprocessor, width, context.device)
+
+    def batch_key(self, features: Features) -> Hashable:
+        return ()
+
+    def pack(self, items: Sequence[Features]) -> dict[str, Tensor]:
+        """`pixel_values` `[all tiles, 3, height, width]` float32, padded with zeros to the largest picture; `tiles`
+        `[items]` int64, how many of them each item has; what else the preprocessor gives, one after the other."""
+        pixels = [item.tensors["pixel_values"] for item in items]
+        height, width = (max(tiles.shape[side] for tiles in pixels) for side in (-2, -1))
+        padded = [F.pad(tiles, (0, width - tiles.shape[-1], 0, height - tiles.shape[-2])) for tiles in pixels]
+        others = items[0].tensors.keys() - {"pixel_values"}
+        return {
+            "pixel_values": torch.cat(padded),
+            "tiles": torch.tensor([len(tiles) for tiles in pixels]),
+            **{name: torch.cat([item.tensors[name] for item in items]) for name in sorted(others)},
+        }
+
+    def forward(self, batch: Mapping[str, Tensor]) -> list[TowerOutput]:
+        model: Any = self._model
+        inputs = {name: tensor.to(self._device) for name, tensor in batch.items() if name != "tiles"}
+        rows = model.get_image_features(**inputs).pooler_output
+        if isinstance(rows, Tensor):  # `[all tiles, rows, dim]`
+            rows = [tiles.flatten(0, 1) for tiles in torch.split(rows, batch["tiles"].tolist())]
+        return [TowerOutput(tokens=item) for item in rows]
+
+
+def _stand_in(text: Any) -> PreTrainedConfig:
+    """A language model of the same width that costs nothing to build, of whichever family the real one is.
+
+    The towers' code looks at no more of it than its width and its norm's epsilon.
+    """
+    return LlamaConfig(
+        hidden_size=text.hidden_size,
+        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-6),
+        num_hidden_layers=0,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        intermediate_size=1,
+        vocab_size=1,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+TINY_LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 56,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""The language half of a tiny configuration."""
