@@ -125,6 +125,17 @@ FAMILIES: tuple[FamilyEntry, ...] = (
         tower_keys=(*_TOWER_AND_PROJECTOR, "image_newline", "model.image_newline"),
     ),
     FamilyEntry(
+        family="internvl",
+        model_types=("internvl",),
+        adapter="spmd_encoder.models.internvl:InternVLAdapter",
+        preload=(
+            "transformers.models.internvl.modeling_internvl",
+            "transformers.models.got_ocr2.image_processing_pil_got_ocr2",
+            *_LANGUAGE,
+        ),
+        tower_keys=_TOWER_AND_PROJECTOR,
+    ),
+    FamilyEntry(
         family="clip",
         model_types=("clip", "clip_vision_model"),
         adapter="spmd_encoder.models.clip:ClipAdapter",
@@ -147,6 +158,29 @@ FAMILIES: tuple[FamilyEntry, ...] = (
             "transformers.models.siglip2.image_processing_pil_siglip2",
         ),
         tower_keys=("vision_model.",),
+    ),
+    FamilyEntry(
+        family="whisper",
+        model_types=("whisper",),
+        adapter="spmd_encoder.models.whisper:WhisperAdapter",
+        preload=(
+            "transformers.models.whisper.modeling_whisper",
+            "transformers.models.whisper.feature_extraction_whisper",
+        ),
+        tower_keys=("encoder.", "model.encoder."),
+    ),
+    FamilyEntry(
+        family="qwen2_audio",
+        model_types=("qwen2_audio",),
+        adapter="spmd_encoder.models.qwen2_audio:Qwen2AudioAdapter",
+        preload=(
+            "transformers.models.qwen2_audio.modeling_qwen2_audio",
+            "transformers.models.whisper.feature_extraction_whisper",
+        ),
+        tower_keys=(
+            *("audio_tower.", "multi_modal_projector."),
+            *("model.audio_tower.", "model.multi_modal_projector."),
+        ),
     ),
     FamilyEntry(
         family="dinov2",

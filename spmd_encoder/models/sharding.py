@@ -39,7 +39,8 @@ def run_batched(module: nn.Module, hidden: Tensor) -> Tensor:
 class Split:
     """One module whose Linears are cut: `columns` keep a slice of their output rows, `row` of its input columns.
 
-    `path` is the module's name within its block. `heads` is the module's attribute with the number of heads (cuts
+    `path` is the module's name within its block, "" for the block itself (such a split stands first: its uncut copy is
+    one of the whole block). `heads` is the module's attribute with the number of heads (cuts
     are then at heads; the attribute is set to this rank's number), None cuts single columns. `parts` equal blocks
     are stacked in each of `columns` (3 for a fused qkv). `run` feeds a hidden state `[rows, width]` to the module.
     `faster` makes, of the cut module, one that computes the same and takes its place.
@@ -99,7 +100,7 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self._group = group
+        self.group = group
 
     def block(self, x: Tensor) -> Tensor:
         """This rank's summand for one block of rows, see `by_rows`."""
@@ -107,7 +108,7 @@ class RowParallelLinear(nn.Module):
 
     def reduce(self, y: Tensor) -> Tensor:
         """The sum over ranks, in place."""
-        dist.all_reduce(y, group=self._group)
+        dist.all_reduce(y, group=self.group)
         return y
 
     def forward(self, x: Tensor) -> Tensor:
@@ -191,9 +192,9 @@ def _targets(model: nn.Module, plan: TowerPlan) -> list[tuple[str, Split, bool]]
     if count != plan.num_blocks:
         raise _unexpected(f"{plan.blocks} has {count} blocks instead of {plan.num_blocks}")
     names = [f"{plan.blocks}.{name}" for name, _ in blocks.named_children()]
-    return [(f"{block}.{split.path}", split, block == names[0]) for block in names for split in plan.in_block] + [
-        (split.path, split, True) for split in plan.once
-    ]
+    return [
+        (f"{block}.{split.path}".rstrip("."), split, block == names[0]) for block in names for split in plan.in_block
+    ] + [(split.path, split, True) for split in plan.once]
 
 
 def _check(model: nn.Module, name: str, split: Split, group: dist.ProcessGroup) -> None:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from spmd_encoder.api.types import OutputKind
+from spmd_encoder.api.types import Modality, OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
 from spmd_encoder.models import registry
 from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, TowerOutput
@@ -53,7 +53,10 @@ class Case:
             return self.adapter.forward(self.adapter.pack(items))
 
 
-@pytest.fixture(scope="module", params=registry.FAMILIES, ids=lambda entry: entry.family)
+PICTURES = [entry for entry in registry.FAMILIES if Modality.IMAGE in adapter_class(entry).modalities]
+
+
+@pytest.fixture(scope="module", params=PICTURES, ids=lambda entry: entry.family)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, context: LoadContext) -> Case:
     entry: registry.FamilyEntry = request.param
     return Case(entry, tmp_path_factory.mktemp(entry.family), context)

@@ -1,0 +1,75 @@
+"""How transformers' whole model of each family is asked for one sound. A new family adds its line to `SOUNDS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from spmd_encoder.media.base import Sound
+
+SoundReference = Callable[[Any, Any, Sound], tuple[Tensor, Tensor | None]]
+"""(whole model, its feature extractor, a sound) to (tokens, pooled)."""
+
+
+def _features(extractor: Any, sound: Sound, **options: Any) -> Mapping[str, Tensor]:
+    made: Mapping[str, Tensor] = extractor(
+        sound.samples, sampling_rate=sound.rate, return_tensors="pt", return_attention_mask=True, **options
+    )
+    return made
+
+
+def _whisper(model: Any, extractor: Any, sound: Sound) -> tuple[Tensor, Tensor | None]:
+    features = _features(extractor, sound)["input_features"]
+    return model.get_encoder()(features).last_hidden_state[0], None
+
+
+def _qwen2_audio(model: Any, extractor: Any, sound: Sound) -> tuple[Tensor, Tensor | None]:
+    """What the whole model puts in the place of its placeholders: caught at the door of the language model."""
+    made = _features(extractor, sound, padding="max_length")
+    mask = made["attention_mask"]
+    count = (((int(mask.sum()) - 1) // 2 + 1) - 2) // 2 + 1
+    caught: list[Tensor] = []
+
+    def catch(_: Any, __: Any, given: Mapping[str, Any]) -> None:
+        caught.append(given["inputs_embeds"])
+
+    token = model.config.audio_token_id
+    ids = torch.tensor([[5, *[token] * count, 6, 7]])
+    hook = model.model.language_model.register_forward_pre_hook(catch, with_kwargs=True)
+    try:
+        model(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            input_features=made["input_features"],
+            feature_attention_mask=mask,
+        )
+    finally:
+        hook.remove()
+    return caught[0][0, 1 : 1 + count], None
+
+
+SOUNDS: dict[str, tuple[str, str, SoundReference]] = {
+    "whisper": ("WhisperModel", "WhisperFeatureExtractor", _whisper),
+    "qwen2_audio": ("Qwen2AudioForConditionalGeneration", "WhisperFeatureExtractor", _qwen2_audio),
+}
+"""Family to (class of the whole model, of its feature extractor, how it is asked)."""
+
+
+class WholeSoundModel:
+    """The checkpoint in `folder` as transformers runs it, language half and all, in float32."""
+
+    def __init__(self, family: str, folder: Path) -> None:
+        name, extractor, self._ask = SOUNDS[family]
+        models: Any = transformers  # its classes are only partly typed
+        self._model = getattr(models, name).from_pretrained(folder, dtype=torch.float32).eval()
+        self._extractor = getattr(models, extractor).from_pretrained(folder)
+
+    def encode(self, sound: Sound) -> tuple[Tensor, Tensor | None]:
+        """(`tokens` `[rows, dim]`, `pooled` `[dim]` or None) of one sound."""
+        with torch.inference_mode():
+            return self._ask(self._model, self._extractor, sound)
