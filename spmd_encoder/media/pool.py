@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 from spmd_encoder.api.processes import StartedProcess
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.refusals import KEPT_S, Refusals
+from spmd_encoder.wire.codec import WireError
 from spmd_encoder.wire.messages import FromPreparer, Prepare, PreparedItem, PrepareFailed, PreparerReady
 from spmd_encoder.wire.streams import FrameSocket
 
@@ -31,6 +34,11 @@ TRIES = 2
 """A decoder may also be killed from outside: an item is to blame when it took two with it."""
 START_PAUSE_S = 0.5
 END_TIMEOUT_S = 2.0
+MAX_PREPARED_BYTES = 8 * 2**30
+"""Of one item's tensors: several times what the largest pictures have."""
+_VALUE_BYTES = MappingProxyType(
+    {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
+)
 
 
 @dataclass(frozen=True)
@@ -135,10 +143,8 @@ class PreparerPool:
         match exchange.result():
             case PrepareFailed(code=code, message=message), _:
                 raise EncoderError(code, message)
-            case PreparedItem() as item, buffers:
+            case item, buffers:
                 return Prepared(item, buffers)
-            case PreparerReady(), _:
-                raise EncoderError(ErrorCode.INTERNAL, "the decoder process said that it is ready, twice")
 
     def _check(self, request: Prepare) -> None:
         if (reason := self._refusals.reason(request.digest, time.monotonic())) is not None:
@@ -202,13 +208,28 @@ def _seen(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-def _exchange(sock: socket.socket, request: Prepare, media: bytes | memoryview) -> tuple[FromPreparer, list[bytearray]]:
-    """One question and its answer; blocks. Raises ConnectionError when the process has gone."""
+def _exchange(
+    sock: socket.socket, request: Prepare, media: bytes | memoryview
+) -> tuple[PreparedItem | PrepareFailed, list[bytearray]]:
+    """One question and its answer; blocks. Raises ConnectionError when the process has gone, or says what is no
+    answer: a picture may have taken it over, and where the next answer begins is not known then."""
     wire: FrameSocket[FromPreparer] = FrameSocket(sock, FromPreparer)
     wire.send(request, [media])
-    reply = wire.receive()
-    buffers = []
-    if isinstance(reply, PreparedItem):
-        for num_bytes in reply.tensor_bytes:
-            buffers.append(wire.receive_frame(num_bytes))
-    return reply, buffers
+    try:
+        reply = wire.receive()
+        if isinstance(reply, PreparerReady):
+            raise WireError("it is ready, twice")
+        sizes = _sizes(reply) if isinstance(reply, PreparedItem) else []
+    except WireError as error:
+        raise ConnectionError(f"it said what is no answer: {error}") from None
+    return reply, [wire.receive_frame(num_bytes) for num_bytes in sizes]
+
+
+def _sizes(item: PreparedItem) -> list[int]:
+    """Bytes of each tensor. Raises WireError where they are not what the shapes say, or too many."""
+    sizes = [math.prod(spec.shape) * _VALUE_BYTES.get(spec.dtype, 0) for spec in item.tensors]
+    if min((0, *(side for spec in item.tensors for side in spec.shape))) < 0 or sizes != list(item.tensor_bytes):
+        raise WireError("tensors whose bytes are not what their shapes have")
+    if sum(sizes) > MAX_PREPARED_BYTES:
+        raise WireError(f"{sum(sizes)} bytes of tensors, over the limit of {MAX_PREPARED_BYTES}")
+    return sizes

@@ -20,6 +20,7 @@ from spmd_encoder.wire.messages import Message
 M = TypeVar("M")
 _LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 16 * 2**20
+_STEP_BYTES = 64 * 2**20
 
 
 class Stream(Generic[M]):
@@ -125,17 +126,24 @@ class FrameSocket(Generic[M]):
         return self._codec.decode(self.receive_frame(_checked(length)))
 
     def receive_frame(self, num_bytes: int) -> bytearray:
-        data = bytearray(num_bytes)
-        left = memoryview(data)
-        while left:
-            try:
-                count = self._sock.recv_into(left)
-            except OSError as error:
-                raise ConnectionError(f"the peer has gone ({error})") from None
-            if not count:
-                raise ConnectionError("the peer has gone")
-            left = left[count:]
+        """Takes memory as bytes come, whatever was promised."""
+        data = bytearray(min(num_bytes, _STEP_BYTES))
+        done = 0
+        while done < num_bytes:
+            if done == len(data):
+                data.extend(bytes(min(num_bytes - done, _STEP_BYTES)))
+            with memoryview(data) as view:
+                done += self._receive_into(view[done:])
         return data
+
+    def _receive_into(self, view: memoryview) -> int:
+        try:
+            count = self._sock.recv_into(view)
+        except OSError as error:
+            raise ConnectionError(f"the peer has gone ({error})") from None
+        if not count:
+            raise ConnectionError("the peer has gone")
+        return count
 
 
 def _checked(length: int, limit: int = MAX_FRAME_BYTES) -> int:

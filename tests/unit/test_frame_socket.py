@@ -50,6 +50,14 @@ def test_large_frames_come_whole(pair: tuple[socket.socket, socket.socket]) -> N
     sender.join()
 
 
+def test_a_frame_that_is_taken_in_several_steps_comes_whole(pair: tuple[socket.socket, socket.socket]) -> None:
+    frame = bytes(range(250)) * 600_000
+    sender = threading.Thread(target=pair[0].sendall, args=(frame,))
+    sender.start()
+    assert FrameSocket[Prepare](pair[1], Prepare).receive_frame(len(frame)) == frame
+    sender.join()
+
+
 def test_a_peer_that_goes_is_a_connection_error(pair: tuple[socket.socket, socket.socket]) -> None:
     wire: FrameSocket[Prepare] = FrameSocket(pair[0], Prepare)
     pair[1].sendall(struct.pack(">I", 100) + b"half")
