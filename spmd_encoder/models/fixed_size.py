@@ -83,10 +83,21 @@ def input_size(processor: Any, folder: Path) -> tuple[int, int]:
 
 def input_size_of(config: Any, processor: Any, folder: Path) -> tuple[int, int]:
     """`input_size` for a tower that takes pictures of `image_size` only. Raises StartupError where it is another."""
-    size = input_size(processor, folder)
-    if size != (config.image_size, config.image_size):
+    return _same_size(input_size(processor, folder), (config.image_size, config.image_size), folder)
+
+
+def tile_side(image_size: Sequence[int], processor: Any, folder: Path) -> int:
+    """Pixels of the square tiles that processor and tower agree on. Raises StartupError where they do not."""
+    size = _same_size(input_size(processor, folder), (image_size[0], image_size[1]), folder)
+    if size[0] != size[1]:
+        raise StartupError(f"{folder}: preprocessor_config.json makes tiles that are no squares")
+    return size[0]
+
+
+def _same_size(size: tuple[int, int], wanted: tuple[int, int], folder: Path) -> tuple[int, int]:
+    if size != wanted:
         raise StartupError(
             f"{folder}: preprocessor_config.json makes pictures of {size[1]} x {size[0]} pixels, "
-            f"but config.json asks for {config.image_size} x {config.image_size}"
+            f"but config.json asks for {wanted[1]} x {wanted[0]}"
         )
     return size

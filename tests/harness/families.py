@@ -25,9 +25,13 @@ def _qwen3_vl(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | N
 
 
 def _rows(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Families with a list of rows per picture, or `[tiles, rows, dim]` of one picture."""
-    rows = model.get_image_features(**inputs).pooler_output
-    return rows.flatten(0, 1) if isinstance(rows, Tensor) else rows[0], None
+    """Families that give a list with the rows of each picture."""
+    return model.get_image_features(**inputs).pooler_output[0], None
+
+
+def _tiles(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Families that give `[tiles, rows, dim]`."""
+    return model.get_image_features(inputs["pixel_values"]).pooler_output.flatten(0, 1), None
 
 
 def _clip(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -57,13 +61,14 @@ REFERENCES: dict[str, tuple[str, Reference]] = {
     "llava": ("LlavaForConditionalGeneration", _rows),
     "llava_next": ("LlavaNextForConditionalGeneration", _rows),
     "llava_onevision": ("LlavaOnevisionForConditionalGeneration", _rows),
+    "internvl": ("InternVLForConditionalGeneration", _tiles),
     "clip": ("CLIPModel", _clip),
     "siglip": ("SiglipModel", _siglip),
     "siglip2": ("Siglip2Model", _siglip2),
     "dinov2": ("Dinov2Model", _dinov2),
 }
 
-OPTIONS: dict[str, dict[str, Any]] = {}
+OPTIONS: dict[str, dict[str, Any]] = {"internvl": {"crop_to_patches": True}}
 """What transformers' whole processor of a family calls its image processor with."""
 
 
@@ -73,11 +78,11 @@ class WholeModel:
     def __init__(self, family: str, folder: Path) -> None:
         name, self._ask = REFERENCES[family]
         models: Any = transformers  # its classes are only partly typed
-        self._model = getattr(models, name).from_pretrained(folder, dtype=torch.float32).eval()
+        self.model = getattr(models, name).from_pretrained(folder, dtype=torch.float32).eval()
         self._processor = models.AutoImageProcessor.from_pretrained(folder, backend="pil")
         self._options = OPTIONS.get(family, {})
 
     def encode(self, image: Image.Image) -> tuple[Tensor, Tensor | None]:
         """(`tokens` `[rows, dim]`, `pooled` `[dim]` or None) of one RGB picture."""
         with torch.inference_mode():
-            return self._ask(self._model, dict(self._processor(images=image, return_tensors="pt", **self._options)))
+            return self._ask(self.model, dict(self._processor(images=image, return_tensors="pt", **self._options)))
