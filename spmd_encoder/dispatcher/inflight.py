@@ -101,8 +101,7 @@ class InflightBytes:
 
     @contextlib.contextmanager
     def reserve(self, num_bytes: int) -> Iterator[None]:
-        # A single body over the whole budget is let through when nothing else is in flight: it could never pass.
-        if self.used and self.used + num_bytes > self._limit:
+        if self.used + num_bytes > self._limit:
             raise EncoderError(
                 ErrorCode.OVERLOADED,
                 f"{self.used} bytes of media are in flight and {num_bytes} more would pass the limit of "

@@ -5,7 +5,7 @@ it waits here until a replica has room (late binding keeps the load even and mak
 replica's hands at a time, and goes on while at least one of its jobs is wanted.
 
 When a replica is lost, the works that its worker had begun (`suspects`) are retried alone in their batch; those that
-merely waited there go back to their place in the queue as they were. `suspicion` says which digests may be where.
+merely waited there go back to their place in the queue as they were. `suspicion` says which digests are under one.
 """
 
 from __future__ import annotations
@@ -239,10 +239,10 @@ class Ledger:
         return not hands.works or hands.tokens + cost_tokens <= self._window_tokens
 
     def _may_go(self, work: Work, replica: int) -> bool:
-        if self._suspicion.is_proven(work.digest):
-            return True
-        holders = [r for r, hands in self._hands.items() if hands.digests[work.digest]]
-        return not holders or (holders == [replica] and not self._suspicion.is_suspect(work.digest))
+        """Copies of a digest, for another output or withdrawn, stay on one replica, and of a suspect there is one: so a
+        poison that is sent many times at once meets one worker."""
+        holder = next((r for r, hands in self._hands.items() if hands.digests[work.digest]), None)
+        return holder is None or (holder == replica and not self._suspicion.is_suspect(work.digest))
 
     def _take(self, replica: int, work: Work, charged_tokens: int) -> None:
         work.replica = replica

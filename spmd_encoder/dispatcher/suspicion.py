@@ -1,7 +1,5 @@
 """Which inputs may have killed workers: the ledger's memory of digests. Pure; times are the caller's clock in seconds.
 
-- **proven**: was answered before. Copies of it may be in hand anywhere.
-- **unproven**: not seen yet. Its copies stay on one replica, so that a poison sent many times at once meets one worker.
 - **suspect**: was being worked on when a worker died. One copy at a time in the whole world, and alone in its batch.
 - **refused**: was suspect, alone, and a worker died again. So a poison costs two deaths in the world, and workers that
   die together of another cause convict nobody.
@@ -9,20 +7,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
-MAX_PROVEN = 8192
-
 
 class Suspicion:
     def __init__(self, quarantine_s: float) -> None:
         self.quarantine_s = quarantine_s
         self._suspect_until: dict[str, float] = {}
         self._refused_until: dict[str, float] = {}
-        self._proven: OrderedDict[str, None] = OrderedDict()
-
-    def is_proven(self, digest: str) -> bool:
-        return digest in self._proven
 
     def is_suspect(self, digest: str) -> bool:
         return digest in self._suspect_until
@@ -33,14 +23,9 @@ class Suspicion:
     def answered(self, digest: str) -> None:
         """A worker got through with it."""
         self._suspect_until.pop(digest, None)
-        self._proven[digest] = None
-        self._proven.move_to_end(digest)
-        if len(self._proven) > MAX_PROVEN:
-            self._proven.popitem(last=False)
 
     def died(self, digest: str, now: float, *, alone: bool) -> None:
         """A worker died while it was at it; `alone`: nothing else was in its hands."""
-        self._proven.pop(digest, None)
         if alone and self._suspect_until.pop(digest, None) is not None:
             self._refused_until[digest] = now + self.quarantine_s
         else:

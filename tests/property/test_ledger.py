@@ -69,7 +69,6 @@ class LedgerMachine(RuleBasedStateMachine):
         self.works: dict[int, Known] = {}
         self.suspect: dict[str, float] = {}
         self.refused: dict[str, float] = {}
-        self.proven: set[str] = set()
         self.resolved: set[int] = set()
         for replica in self.replicas if ready else ():
             self.ready.add(replica)
@@ -103,8 +102,6 @@ class LedgerMachine(RuleBasedStateMachine):
         return {w.place for w in self.works.values() if w.digest == digest and w.counts} - {WAITING}
 
     def may_go(self, digest: str, replica: int) -> bool:
-        if digest in self.proven:
-            return True
         there = self.holders(digest)
         return not there or (there == {replica} and digest not in self.suspect)
 
@@ -118,7 +115,6 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def answered(self, digest: str) -> None:
         self.suspect.pop(digest, None)
-        self.proven.add(digest)
 
     def resolve(self, job_ids: Iterable[int]) -> None:
         for job_id in job_ids:
@@ -186,8 +182,7 @@ class LedgerMachine(RuleBasedStateMachine):
         sent = [work_id for send in sends for work_id in send.work_ids]
         for work_id in self.waiting():
             digest = self.works[work_id].digest
-            held_back = digest not in self.proven and self.holders(digest)
-            assert held_back or work_id > max(sent, default=0), "the oldest was overtaken"
+            assert self.holders(digest) or work_id > max(sent, default=0), "the oldest was overtaken"
 
     def new_job(self, digest: str, output: str, cost: int, ttl: float, pinned: int | None = None) -> NewJob:
         job = NewJob(
@@ -251,7 +246,6 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ready.discard(replica)
         blamed = [in_hand[work_id] for work_id in suspects if in_hand[work_id].counts]
         for digest in {work.digest for work in blamed}:
-            self.proven.discard(digest)
             alone = any(work.alone for work in blamed if work.digest == digest)
             if alone and self.suspect.pop(digest, None):
                 self.refused[digest] = self.now + QUARANTINE_S
@@ -377,6 +371,11 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.num_jobs == 0
 
     # -- laws
+
+    @invariant()
+    def copies_are_in_one_place(self) -> None:
+        if hasattr(self, "ledger"):
+            assert all(len(self.holders(digest)) <= 1 for digest in "abc")
 
     @staticmethod
     def keys() -> list[Key]:

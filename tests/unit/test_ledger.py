@@ -171,11 +171,18 @@ def test_an_input_that_nobody_has_seen_meets_one_replica_however_often_it_is_sen
     assert book.num_jobs == 2
 
 
-def test_copies_of_what_was_answered_once_go_anywhere() -> None:
+def test_copies_stay_together_and_the_next_ones_go_anywhere() -> None:
     book = ledger(2)
     book.submit([job(1, "x")], 0.0)
     book.completed(0, 1)
-    assert placed(book.submit([job(2, "x"), job(3, "x", output="pooled")], 0.0)).keys() == {0, 1}
+    assert placed(book.submit([job(2, "x"), job(3), job(4, "x", output="pooled")], 0.0)) == {1: (2, 4), 0: (3,)}
+    book.cancel([2])
+    book.completed(1, 4)
+    assert placed(book.submit([job(5, "x")], 0.0)) == {1: (5,)}, "a withdrawn copy may still be at work"
+    book.completed(1, 2)
+    book.completed(1, 5)
+    book.submit([job(6, cost=9)], 0.0)
+    assert placed(book.submit([job(7, "x")], 0.0)) == {0: (7,)}
 
 
 def test_others_pass_what_waits_for_a_copy_of_itself() -> None:
@@ -187,15 +194,17 @@ def test_others_pass_what_waits_for_a_copy_of_itself() -> None:
 
 
 def test_workers_that_fall_together_convict_nobody() -> None:
-    """Two replicas are killed from outside, each while it encodes a copy of a picture that was answered before."""
+    """Two replicas are killed from outside, each while it encodes a picture, and once more while it encodes an equal
+    one."""
     book = ledger(2)
-    book.submit([job(1, "x")], 0.0)
-    book.completed(0, 1)
-    where = placed(book.submit([job(2, "x"), job(3, "x", output="pooled")], 0.0))
-    assert where == {1: (2,), 0: (3,)}
-    assert failures(book.replica_lost(1, (2,), 0.0) + book.replica_lost(0, (3,), 0.0)) == {}
-    assert alone(book.replica_ready(0)) == {2: True}
-    assert [type(command) for command in book.completed(0, 2)] == [Deliver, Send]
+    for first in (0, 2):
+        where = placed(book.submit([job(first, "x"), job(first + 1, "y")], 0.0))
+        assert where.keys() == {0, 1}
+        assert failures([c for replica in (0, 1) for c in book.replica_lost(replica, where[replica], 0.0)]) == {}
+        assert alone(book.replica_ready(0)) == {first: True, first + 1: True}
+        for number in (first, first + 1):
+            assert book.completed(0, number) == [Deliver((number,), 0)]
+        book.replica_ready(1)
 
 
 def test_a_suspicion_is_forgotten_in_time() -> None:
@@ -246,20 +255,6 @@ def test_what_waits_with_a_digest_that_kills_is_refused_too() -> None:
     book.replica_ready(0)
     assert failures(book.replica_lost(0, (1,), 0.0)) == {1: ErrorCode.WORKER_DIED, 3: ErrorCode.WORKER_DIED}
     assert placed(book.replica_ready(0)) == {0: (2,)}
-
-
-@pytest.mark.parametrize("suspects", [(), (9,), None])
-def test_a_refused_digest_in_another_replicas_hands_does_not_hang_there(suspects: tuple[int, ...] | None) -> None:
-    book = ledger(2, items=1)
-    book.submit([job(0, "x")], 0.0)
-    book.completed(0, 0)
-    assert placed(book.submit([job(1, "x"), job(9, "x", output="pooled")], 0.0)) == {1: (1,), 0: (9,)}
-    book.replica_lost(1, (1,), 0.0)
-    assert placed(book.replica_ready(1)) == {}, "it waits for what becomes of its copy"
-    commands = book.replica_lost(0, suspects, 0.0)
-    assert placed(commands) == {1: (1,)}
-    assert failures(book.replica_lost(1, (1,), 0.0)) == {1: ErrorCode.WORKER_DIED, 9: ErrorCode.WORKER_DIED}
-    assert book.num_jobs == 0
 
 
 def test_a_quarantine_that_is_over_holds_nothing_back() -> None:
