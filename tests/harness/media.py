@@ -81,6 +81,7 @@ def film(
     options: Mapping[str, str] | None = None,
     set_up: Callable[[Any], None] | None = None,
     with_sound: bool = False,
+    muxer: Mapping[str, str] | None = None,
 ) -> bytes:
     """A film of `pictures`, each `[height, width, 3]`; picture i is shown at `times[i] * time_base`, else at i / 25 s.
 
@@ -89,7 +90,7 @@ def film(
     out = io.BytesIO()
     frames = list(pictures)
     rate = 1 / time_base
-    with av.open(out, "w", format=container) as file:
+    with av.open(out, "w", format=container, options=dict(muxer or {})) as file:
         stream: Any = file.add_stream(codec, rate=rate, options=dict(options or {}))
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = pixels
