@@ -17,6 +17,8 @@ _AUDIO_PREFIXES = (b"fLaC", b"OggS", b"ID3")
 KINDS = MappingProxyType(
     {
         Modality.IMAGE: "spmd_encoder.media.image",
+        Modality.AUDIO: "spmd_encoder.media.audio",
+        Modality.VIDEO: "spmd_encoder.media.video",
     }
 )
 

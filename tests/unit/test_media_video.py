@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.media.base import Film, FilmInfo, FilmLimits
+from spmd_encoder.media.base import FilmInfo, FilmLimits
 from spmd_encoder.media.capabilities import capabilities
 from spmd_encoder.media.video import decode, probe
 from tests.harness.media import film, sound, tone
