@@ -136,6 +136,31 @@ FAMILIES: tuple[FamilyEntry, ...] = (
         tower_keys=_TOWER_AND_PROJECTOR,
     ),
     FamilyEntry(
+        family="gemma3",
+        model_types=("gemma3",),
+        adapter="spmd_encoder.models.gemma3:Gemma3Adapter",
+        preload=(
+            *_SIGLIP,
+            "transformers.models.gemma3.modeling_gemma3",
+            "transformers.models.gemma3.image_processing_pil_gemma3",
+            *_LANGUAGE,
+        ),
+        tower_keys=_TOWER_AND_PROJECTOR,
+    ),
+    FamilyEntry(
+        family="paligemma",
+        model_types=("paligemma",),
+        adapter="spmd_encoder.models.paligemma:PaliGemmaAdapter",
+        preload=(
+            *_SIGLIP,
+            "transformers.models.paligemma.modeling_paligemma",
+            "transformers.models.gemma.configuration_gemma",
+            "transformers.models.gemma2.configuration_gemma2",
+            *_LANGUAGE,
+        ),
+        tower_keys=_TOWER_AND_PROJECTOR,
+    ),
+    FamilyEntry(
         family="clip",
         model_types=("clip", "clip_vision_model"),
         adapter="spmd_encoder.models.clip:ClipAdapter",
@@ -175,6 +200,7 @@ FAMILIES: tuple[FamilyEntry, ...] = (
         adapter="spmd_encoder.models.qwen2_audio:Qwen2AudioAdapter",
         preload=(
             "transformers.models.qwen2_audio.modeling_qwen2_audio",
+            "transformers.models.qwen2.modeling_qwen2",
             "transformers.models.whisper.feature_extraction_whisper",
         ),
         tower_keys=(

@@ -82,38 +82,29 @@ def relative(got: Any, want: Any) -> float:
     return float((got.float() - want).abs().max() / want.abs().max())
 
 
-def compare(folder: Path, family: str, group: Any, alone: Any) -> dict[str, float]:
+def compare(folder: Path, group: Any, alone: Any) -> dict[str, float]:
     """Differences between this group's split tower and transformers' whole model, singles and one mixed batch.
 
     `alone` is a group of this rank only, for the size of the tower that is not split.
     """
-    import skimage.data
     import torch
     import torch.distributed as dist
-    from PIL import Image
 
     from spmd_encoder.models.base import LoadContext
     from spmd_encoder.models.loading import load_adapter
-    from tests.harness.families import WholeModel
+    from tests.harness.samples import forwards, samples
 
     cpu = torch.device("cpu")
-    whole = WholeModel(family, folder)
-    cat = Image.fromarray(skimage.data.chelsea())
-    pictures = [cat.resize((150, 224)), cat.resize((300, 120)), cat.resize((40, 40))]
     adapter = load_adapter(folder, LoadContext(dtype=torch.float32, device=cpu, group=group))
     half = load_adapter(folder, LoadContext(dtype=torch.bfloat16, device=cpu, group=group))
     unsplit = load_adapter(folder, LoadContext(dtype=torch.float32, device=cpu, group=alone))
-    features = [adapter.preprocess(picture) for picture in pictures]
+    wanted = samples(adapter, folder)
     worst, worst_half = 0.0, 0.0
-    with torch.inference_mode():
-        together = adapter.forward(adapter.pack(features))
-        for picture, item, in_batch in zip(pictures, features, together, strict=True):
-            tokens, pooled = whole.encode(picture)
-            (single,) = adapter.forward(adapter.pack([item]))
-            (rough,) = half.forward(half.pack([item]))
-            for out in (single, in_batch):
-                worst = max(worst, relative(out.tokens, tokens), relative(out.pooled, pooled))
-            worst_half = max(worst_half, relative(rough.tokens, tokens), relative(rough.pooled, pooled))
+    for want, in_batch in zip(wanted, forwards(adapter, [sample.features for sample in wanted]), strict=True):
+        (single,), (rough,) = forwards(adapter, [want.features]), forwards(half, [want.features])
+        for out in (single, in_batch):
+            worst = max(worst, relative(out.tokens, want.tokens), relative(out.pooled, want.pooled))
+        worst_half = max(worst_half, relative(rough.tokens, want.tokens), relative(rough.pooled, want.pooled))
     # Every rank's numbers count, not rank 0's alone.
     numbers = torch.tensor([worst, worst_half, adapter.tower_bytes / unsplit.tower_bytes])
     dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=group)
@@ -209,7 +200,7 @@ def main(root: Path, report: Path) -> None:
     group = dist.group.WORLD
     alone, _ = dist.new_subgroups(1)
     families = json.loads((root / FAMILIES).read_text())
-    found: dict[str, Any] = {name: compare(root / name, family, group, alone) for name, family in families.items()}
+    found: dict[str, Any] = {name: compare(root / name, group, alone) for name in families}
     for name in families:
         found[name]["wrong cuts"] = wrong_cuts(root / name, group)
     found |= refusals(root, group)

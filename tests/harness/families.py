@@ -62,6 +62,8 @@ REFERENCES: dict[str, tuple[str, Reference]] = {
     "llava_next": ("LlavaNextForConditionalGeneration", _rows),
     "llava_onevision": ("LlavaOnevisionForConditionalGeneration", _rows),
     "internvl": ("InternVLForConditionalGeneration", _tiles),
+    "gemma3": ("Gemma3ForConditionalGeneration", _tiles),
+    "paligemma": ("PaliGemmaForConditionalGeneration", _tiles),
     "clip": ("CLIPModel", _clip),
     "siglip": ("SiglipModel", _siglip),
     "siglip2": ("Siglip2Model", _siglip2),

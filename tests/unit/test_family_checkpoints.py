@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import skimage.data
 import torch
 import transformers
-from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from spmd_encoder.api.types import OutputKind
@@ -20,6 +18,7 @@ from spmd_encoder.models import checkpoint, registry
 from spmd_encoder.models.base import LoadContext, TowerOutput
 from spmd_encoder.models.checkpoint import check_folder, resolve_checkpoint
 from spmd_encoder.models.loading import adapter_class, load_adapter
+from tests.harness.samples import features_of, forwards, pictures
 
 models: Any = transformers
 VISION_CLASSES = (("clip", "CLIPVisionModel"), ("siglip", "SiglipVisionModel"), ("siglip2", "Siglip2VisionModel"))
@@ -59,9 +58,7 @@ def sharded(entry: registry.FamilyEntry, tiny: dict[str, Path], tmp_path: Path) 
 
 def encode(folder: Path, context: LoadContext) -> TowerOutput:
     adapter = load_adapter(folder, context)
-    picture = Image.fromarray(skimage.data.chelsea()).resize((120, 90))
-    with torch.inference_mode():
-        (out,) = adapter.forward(adapter.pack([adapter.preprocess(picture)]))
+    (out,) = forwards(adapter, features_of(adapter.preprocessor, adapter.modalities[0])[:1])
     assert (out.pooled is not None) == (OutputKind.POOLED in adapter.outputs)
     return out
 
@@ -171,9 +168,8 @@ def test_a_vision_half_alone_loads(
     save_file(renamed | projection, tmp_path / checkpoint.SINGLE)
     out = encode(tmp_path, context)
     processor = models.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
-    picture = Image.fromarray(skimage.data.chelsea()).resize((120, 90))
     with torch.inference_mode():
-        want = vision(**processor(images=picture, return_tensors="pt"))
+        want = vision(**processor(images=pictures()[0], return_tensors="pt"))
     pooled = want.image_embeds if projection else want.pooler_output
     rows = want.last_hidden_state[0, 1:] if family == "clip" else want.last_hidden_state[0, : len(out.tokens)]
     assert out.pooled is not None
