@@ -6,6 +6,7 @@ import asyncio
 import socket
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from spmd_encoder.api.service import EncoderService
@@ -123,6 +124,15 @@ def _listen(server: grpc.aio.Server, sock: socket.socket) -> None:
         raise StartupError(f"gRPC cannot listen on {address}: {error}", exit_code=3) from None
 
 
+def _reflection_request(data: bytes) -> reflection_pb2.ServerReflectionRequest:
+    """Noise becomes an empty question, which is answered as invalid. An exception would be logged with its traceback
+    each time."""
+    try:
+        return reflection_pb2.ServerReflectionRequest.FromString(data)
+    except DecodeError:
+        return reflection_pb2.ServerReflectionRequest()
+
+
 def _reflection(services: list[str]) -> grpc.GenericRpcHandler:
     servicer = reflection.aio.ReflectionServicer(services)
     # Its messages are received without our limits, so that only their number is bounded.
@@ -135,7 +145,7 @@ def _reflection(services: list[str]) -> grpc.GenericRpcHandler:
 
     method = grpc.stream_stream_rpc_method_handler(
         reflect,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        request_deserializer=_reflection_request,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
     return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, {"ServerReflectionInfo": method})
