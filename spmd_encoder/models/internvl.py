@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from spmd_encoder.api.tiling import Tiling, grids_within
 from spmd_encoder.models.contrastive import TINY_VISION
 from spmd_encoder.models.fixed_size import tile_side
 from spmd_encoder.models.llava import PROJECTION
-from spmd_encoder.models.sharding import RowParallelLinear, Split, TowerPlan, bounds, run_batched
+from spmd_encoder.models.sharding import RowParallelLinear, Split, TowerPlan, run_batched
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.towers import FEED_FORWARD
 from spmd_encoder.models.vision_language import TINY_LLAMA, VISION, TilePreprocessor, VisionLanguageAdapter
@@ -38,12 +39,8 @@ class InternAttention(nn.Module):
         self._head_dim, self._width = int(attention.head_dim), int(attention.embed_dim)
         self.norms: nn.Parameter | None = None
         if not isinstance(attention.q_norm, nn.Identity):
-            group = self.projection_layer.group
-            heads = self._width // self._head_dim
-            low, high = bounds(heads, dist.get_world_size(group), dist.get_rank(group))
-            both = torch.stack([attention.q_norm.weight.detach(), attention.k_norm.weight.detach()])
-            share = both[:, low * self._head_dim : high * self._head_dim]
-            self.norms = nn.Parameter(share[:, None, None].contiguous(), requires_grad=False)
+            both = torch.stack([attention.q_norm.weight, attention.k_norm.weight])
+            self.norms = nn.Parameter(both[:, None, None], requires_grad=False)
             self._epsilon = float(attention.q_norm.variance_epsilon)
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
@@ -86,10 +83,11 @@ class InternVLAdapter(VisionLanguageAdapter):
 
     @classmethod
     def plan(cls, config: Any) -> TowerPlan:
+        norms = ("q_norm", "k_norm") if config.vision_config.use_qk_norm else ()
         return TowerPlan(
             blocks=f"{VISION}.encoder.layer",
             num_blocks=config.vision_config.num_hidden_layers,
-            in_block=(ATTENTION, FEED_FORWARD),
+            in_block=(replace(ATTENTION, norms=norms), FEED_FORWARD),
             once=(PROJECTION,),
         )
 

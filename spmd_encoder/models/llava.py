@@ -9,15 +9,13 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.llava.configuration_llava import LlavaConfig
 from transformers.models.llava.modeling_llava import LlavaForConditionalGeneration
 
-from spmd_encoder.api.cost import CostTable
 from spmd_encoder.models.base import Preprocessor
 from spmd_encoder.models.contrastive import TINY_VISION
-from spmd_encoder.models.fixed_size import input_size_of
 from spmd_encoder.models.picture import image_processor
 from spmd_encoder.models.sharding import Split, TowerPlan
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.towers import tower_plan
-from spmd_encoder.models.vision_language import PROJECTOR, TINY_LLAMA, VISION, TilePreprocessor, VisionLanguageAdapter
+from spmd_encoder.models.vision_language import PROJECTOR, TINY_LLAMA, VISION, VisionLanguageAdapter, single_tile
 from spmd_encoder.models.weights import from_folder
 
 PROJECTION = Split(path=PROJECTOR, columns=("linear_1",), row="linear_2")
@@ -40,9 +38,8 @@ class LlavaAdapter(VisionLanguageAdapter):
         processor = image_processor(folder)
         config: Any = from_folder(LlavaConfig, folder)
         vision = config.vision_config
-        side = input_size_of(vision, processor, folder)[0] // vision.patch_size
-        cost = CostTable(patch=vision.patch_size, fixed_tokens=side**2)
-        return TilePreprocessor(processor, cost, (side, side), side**2 + class_rows(config))
+        patches = (vision.image_size // vision.patch_size) ** 2
+        return single_tile(processor, vision, patches + class_rows(config), folder)
 
     @classmethod
     def tiny_checkpoint(cls, out: Path, seed: int) -> None:

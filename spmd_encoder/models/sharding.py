@@ -40,10 +40,11 @@ class Split:
     """One module whose Linears are cut: `columns` keep a slice of their output rows, `row` of its input columns.
 
     `path` is the module's name within its block, "" for the block itself (such a split stands first: its uncut copy is
-    one of the whole block). `heads` is the module's attribute with the number of heads (cuts
-    are then at heads; the attribute is set to this rank's number), None cuts single columns. `parts` equal blocks
-    are stacked in each of `columns` (3 for a fused qkv). `run` feeds a hidden state `[rows, width]` to the module.
-    `faster` makes, of the cut module, one that computes the same and takes its place.
+    one of the whole block). `heads` is the module's attribute with the number of heads (cuts are then at heads; the
+    attribute is set to this rank's number), None cuts single columns. `parts` equal blocks are stacked in each of
+    `columns` (3 for a fused qkv). `norms` are modules whose `weight` goes over the columns of all heads and is cut with
+    them. `run` feeds a hidden state `[rows, width]` to the module. `faster` makes, of the cut module, one that computes
+    the same and takes its place.
     """
 
     path: str
@@ -51,6 +52,7 @@ class Split:
     row: str
     heads: str | None = None
     parts: int = 1
+    norms: tuple[str, ...] = ()
     run: Callable[[nn.Module, Tensor], Tensor] = _call
     faster: Callable[[nn.Module], nn.Module] | None = None
 
@@ -231,6 +233,9 @@ def _cut(module: nn.Module, split: Split, group: dist.ProcessGroup) -> None:
         whole = _linear(module, name)
         cut_bias = None if whole.bias is None else _rows(whole.bias, ranges)
         setattr(module, name, ColumnParallelLinear(_rows(whole.weight, ranges), cut_bias))
+    for name in split.norms:
+        norm = module.get_submodule(name)
+        norm.weight = nn.Parameter(norm.get_parameter("weight").detach()[start:stop], requires_grad=False)
     bias = row.bias.detach() if row.bias is not None and rank == 0 else None
     weight = row.weight.detach()[:, start:stop].contiguous()
     setattr(module, split.row, RowParallelLinear(weight, bias, group))

@@ -17,6 +17,7 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 from spmd_encoder.api.cost import CostTable
 from spmd_encoder.api.types import Modality, OutputKind
 from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, Preprocessor, TowerOutput
+from spmd_encoder.models.fixed_size import input_size_of
 from spmd_encoder.models.picture import run_processor
 from spmd_encoder.models.sharding import TowerPlan
 from spmd_encoder.models.weights import from_folder, load_tower, real_bytes
@@ -59,6 +60,16 @@ class TilePreprocessor(Preprocessor):
     def extras(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What else of the processor's tensors `get_image_features` takes, `[1, ...]` each."""
         return {}
+
+
+def single_tile(processor: Any, vision: Any, rows: int, folder: Path) -> TilePreprocessor:
+    """For a model that gives `rows` for each picture of its tower's `image_size`.
+
+    Raises StartupError where the processor makes others.
+    """
+    side = input_size_of(vision, processor, folder)[0] // vision.patch_size
+    cost = CostTable(patch=vision.patch_size, fixed_tokens=side**2)
+    return TilePreprocessor(processor, cost, (side, side), rows)
 
 
 class VisionLanguageAdapter(FamilyAdapter):
