@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import StartupError
 
 _COMMON_PRELOAD = (
@@ -20,6 +23,13 @@ _COMMON_PRELOAD = (
     "transformers.image_transforms",
     "PIL.ImageFile",
     "spmd_encoder.models.loading",
+)
+_DECODERS = MappingProxyType(
+    {
+        Modality.IMAGE: "spmd_encoder.media.image",
+        Modality.AUDIO: "spmd_encoder.media.av_audio",
+        Modality.VIDEO: "spmd_encoder.media.av_video",
+    }
 )
 
 
@@ -247,4 +257,8 @@ def preload(model_type: str) -> None:
     entry = find(model_type)
     for module in (*_COMMON_PRELOAD, *entry.preload, entry.adapter.partition(":")[0]):
         importlib.import_module(module)
+    module, _, name = entry.adapter.partition(":")
+    for modality in getattr(importlib.import_module(module), name).modalities:
+        with contextlib.suppress(ImportError):  # PyAV is optional; without it each item of the kind is refused
+            importlib.import_module(_DECODERS[modality])
     importlib.import_module("spmd_encoder.models.weights").warm_up()

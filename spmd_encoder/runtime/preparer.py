@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -20,8 +21,9 @@ import torch
 from spmd_encoder.api.types import Modality
 from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.media import image
-from spmd_encoder.media.base import FilmLimits
+from spmd_encoder.media import audio, image, video
+from spmd_encoder.media.base import FilmInfo, FilmLimits
+from spmd_encoder.media.frames import is_packed
 from spmd_encoder.media.pixels import Background
 from spmd_encoder.models.base import Features, Preprocessor
 from spmd_encoder.models.loading import load_preprocessor
@@ -108,14 +110,16 @@ class Preparer:
             case Modality.IMAGE:
                 return preprocessor.preprocess(image.decode(media, self._max_pixels, self._background))
             case Modality.AUDIO:
-                from spmd_encoder.media import audio
-
                 return preprocessor.preprocess_audio(audio.decode(media, preprocessor.sampling_rate, self._max_seconds))
             case Modality.VIDEO:
-                from spmd_encoder.media import video
-
                 choose = partial(preprocessor.choose_frames, options=request.options)
-                return preprocessor.preprocess_video(video.decode(media, choose, self._film_limits))
+                film = video.decode(media, _all_frames if is_packed(media) else choose, self._film_limits)
+                return preprocessor.preprocess_video(film)
+
+
+def _all_frames(info: FilmInfo) -> Sequence[int]:
+    """Of a list of frames, which the caller has sampled."""
+    return range(info.num_frames)
 
 
 def _send(wire: FrameSocket[Prepare], features: Features) -> None:

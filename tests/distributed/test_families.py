@@ -5,68 +5,149 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from spmd_encoder.models.loading import adapter_class
+from spmd_encoder.api.types import Modality
+from spmd_encoder.media.base import Film, FilmInfo
+from spmd_encoder.models.base import LoadContext
+from spmd_encoder.models.loading import adapter_class, load_adapter
 from spmd_encoder.models.registry import FAMILIES, FamilyEntry
+from tests.harness import media
+from tests.harness.clips import sound
 from tests.harness.families import WholeModel
+from tests.harness.film_families import FILM_REFERENCES
+from tests.harness.sound_families import WholeSoundModel
 from tests.harness.world import World, noise_png, off_by
 
+Item = dict[str, Any]
+Values = np.ndarray[Any, Any]
+
 SHAPES = [(1, 1), (1, 2), (2, 2), (1, 3)]
+IN_EVERY_SHAPE = ("qwen2_5_vl", "siglip2", "qwen2_audio")
 SIZES = [(56, 56), (112, 84), (200, 60), (1, 1), (28, 300), (3, 2), (140, 140), (640, 480)]
 
 
-@pytest.fixture(scope="module", params=FAMILIES, ids=lambda entry: entry.family)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, WholeModel]:
-    entry: FamilyEntry = request.param
+@dataclass(frozen=True)
+class Wanted:
+    item: Item
+    outputs: dict[str, Values]
+
+
+def shapes_of(entry: FamilyEntry) -> list[tuple[int, int]]:
+    return SHAPES if entry.family in IN_EVERY_SHAPE else [(1, 2)]
+
+
+CASES = [(entry, shape) for entry in FAMILIES for shape in shapes_of(entry)]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0].family}-dp{case[1][0]}tp{case[1][1]}")
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, context: LoadContext
+) -> Iterator[tuple[World, list[Wanted], float]]:
+    """With what its items give, and what the numbers may differ by."""
+    entry, (dp, tp) = request.param
     folder: Path = tmp_path_factory.mktemp(entry.family)
     adapter_class(entry).tiny_checkpoint(folder, seed=11)
-    return folder, WholeModel(entry.family, folder)
-
-
-@pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: f"dp{shape[0]}tp{shape[1]}")
-def served(
-    request: pytest.FixtureRequest, checkpoint: tuple[Path, WholeModel]
-) -> Iterator[tuple[World, WholeModel, float]]:
-    """With what the numbers may differ by."""
-    (dp, tp), (folder, whole) = request.param, checkpoint
     flags = ("--model-path", str(folder), "--tp-size", str(tp), "--cache-bytes", "0")
     with World(*flags, nproc=dp * tp) as world:
-        yield world.start().wait_ready(replicas=dp), whole, 1e-6 if tp == 1 else 1e-5
+        world.start()
+        wanted = [one for modality in adapter_class(entry).modalities for one in want(modality, entry, folder, context)]
+        yield world.wait_ready(replicas=dp), wanted, 1e-6 if tp == 1 else 1e-5
 
 
-def test_all_outputs_in_any_company(served: tuple[World, WholeModel, float]) -> None:
-    world, whole, tolerance = served
-    pictures = [noise_png(40 + i, width, height) for i, (width, height) in enumerate(SIZES)]
-    wanted = [whole.encode(Image.open(io.BytesIO(picture)).convert("RGB")) for picture in pictures]
+def want(modality: Modality, entry: FamilyEntry, folder: Path, context: LoadContext) -> list[Wanted]:
+    """What transformers' whole model makes of some items of this modality."""
+    match modality:
+        case Modality.IMAGE:
+            whole = WholeModel(entry.family, folder)
+            files = [noise_png(40 + i, width, height) for i, (width, height) in enumerate(SIZES)]
+            answers = [whole.encode(Image.open(io.BytesIO(file)).convert("RGB")) for file in files]
+        case Modality.AUDIO:
+            rate = load_adapter(folder, context).preprocessor.sampling_rate
+            sounds = [sound(seconds, rate) for seconds in (0.5, 1.9, 0.1, 1.0)]
+            files = [media.wav(one.samples, rate) for one in sounds]
+            answers = [WholeSoundModel(entry.family, folder).encode(one) for one in sounds]
+        case Modality.VIDEO:
+            return want_films(entry, folder, context)
+    return [
+        Wanted(
+            {modality.value: data_uri(file)},
+            {"tokens": tokens.numpy(), **({} if pooled is None else {"pooled": pooled.numpy()})},
+        )
+        for file, (tokens, pooled) in zip(files, answers, strict=True)
+    ]
+
+
+def want_films(entry: FamilyEntry, folder: Path, context: LoadContext) -> list[Wanted]:
+    """Lossless lists of frames: a codec's losses are told by the tests of `media.video`."""
+    made = load_adapter(folder, context).preprocessor
+    model = WholeModel(entry.family, folder).model
+    found = []
+    for count, width, height in ((4, 84, 60), (1, 56, 90), (7, 120, 56)):
+        pictures = [noise_png(70 + i, width, height) for i in range(count)]
+        frames = tuple(np.asarray(Image.open(io.BytesIO(p)).convert("RGB")) for p in pictures)
+        info = media_info(count, width, height)
+        film = Film(frames=frames, times=(0.0,) * count, indices=tuple(range(count)), info=info)
+        with torch.inference_mode():
+            rows = FILM_REFERENCES[entry.family](model, made.preprocess_video(film).tensors)
+        found.append(Wanted({"video": [data_uri(p) for p in pictures], "fps": 2}, {"tokens": rows.numpy()}))
+    return found
+
+
+def media_info(count: int, width: int, height: int) -> FilmInfo:
+    return FilmInfo(num_frames=count, fps=2.0, seconds=count / 2, width=width, height=height)
+
+
+def data_uri(file: bytes) -> str:
+    return "data:;base64," + base64.b64encode(file).decode()
+
+
+def encode(world: World, items: list[Item], **fields: Any) -> list[Values]:
+    reply = world.http.post("/v1/encode", json={"items": items, **fields})
+    assert reply.status_code == 200, reply.text[:500]
+    found = reply.json()["data"]
+    return [np.frombuffer(base64.b64decode(one["embedding"]), "<f4").reshape(one["shape"]) for one in found]
+
+
+def test_all_outputs_in_any_company(served: tuple[World, list[Wanted], float]) -> None:
+    world, wanted, tolerance = served
     (model,) = world.http.get("/v1/models").json()["data"]
-    expected: dict[str, list[np.ndarray[Any, Any]]] = {"tokens": [tokens.numpy() for tokens, _ in wanted]}
-    if wanted[0][1] is not None:
-        expected["pooled"] = [pooled.numpy() for _, pooled in wanted if pooled is not None]
-    assert set(model["outputs"]) == set(expected)
-    assert model["default_output"] == ("pooled" if "pooled" in expected else "tokens")
-    order = [5, 0, 3, 1, 7, 4, 2, 6]
-    for output, right in expected.items():
-        for index in range(0, len(pictures), 3):
-            (got,) = world.encode([pictures[index]], output=output)
-            assert off_by(got, right[index]) <= tolerance, (output, SIZES[index])
-        together = world.encode([pictures[index] for index in order] * 2, output=output)
+    assert set(model["outputs"]) == set(wanted[0].outputs)
+    assert model["default_output"] == ("pooled" if "pooled" in wanted[0].outputs else "tokens")
+    order = [*range(1, len(wanted), 2), *range(0, len(wanted), 2)]
+    for output in wanted[0].outputs:
+        for one in wanted[::3]:
+            (got,) = encode(world, [one.item], output=output)
+            assert off_by(got, one.outputs[output]) <= tolerance, output
+        together = encode(world, [wanted[index].item for index in order] * 2, output=output)
         for got, index in zip(together, order * 2, strict=True):
-            assert off_by(got, right[index]) <= tolerance, (output, SIZES[index])
-    assert [got.shape for got in world.encode(pictures)] == [want.shape for want in expected[model["default_output"]]]
+            assert off_by(got, wanted[index].outputs[output]) <= tolerance, (output, index)
+    default = [one.outputs[model["default_output"]] for one in wanted]
+    assert [got.shape for got in encode(world, [one.item for one in wanted])] == [one.shape for one in default]
 
 
-def test_an_output_that_the_model_lacks_is_refused(served: tuple[World, WholeModel, float]) -> None:
-    world, _, _ = served
+def test_what_the_model_lacks_is_refused(served: tuple[World, list[Wanted], float]) -> None:
+    world, wanted, _ = served
     (model,) = world.http.get("/v1/models").json()["data"]
     for output in {"tokens", "pooled"} - set(model["outputs"]):
-        reply = world.post([noise_png(1, 30, 30)], output=output)
+        reply = world.http.post("/v1/encode", json={"items": [wanted[0].item], "output": output})
         assert reply.status_code == 400
         assert "it has tokens" in reply.json()["error"]["message"]
+    files = {"image": noise_png(1, 30, 30), "audio": media.wav(np.zeros(9000, np.float32), 16_000)}
+    for modality in files.keys() - set(model["modalities"]):
+        items = [{modality: data_uri(files[modality])}, wanted[0].item]
+        reply = world.http.post("/v1/encode", json={"items": items})
+        assert [one["status"] for one in reply.json()["data"]] == ["error", "ok"]
+        error = reply.json()["data"][0]["error"]
+        assert (error["code"], error["param"]) == ("MEDIA_UNSUPPORTED", "items[0]")
+        assert f"this model takes no {modality} items" in error["message"]

@@ -13,9 +13,11 @@ from spmd_encoder.media.data_uri import parse_data_uri
 from spmd_encoder.media.fetch import is_remote
 from spmd_encoder.media.frames import pack
 
-MAX_FPS = 1000
+MIN_FPS, MAX_FPS = 0.001, 1000
+DEFAULT_FPS = 2.0
+"""Of a list of frames whose rate is not said."""
 MAX_FRAMES = 2**16
-Fps = Annotated[float, msgspec.Meta(gt=0, le=MAX_FPS)]
+Fps = Annotated[float, msgspec.Meta(ge=MIN_FPS, le=MAX_FPS)]
 MaxFrames = Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAMES)]
 
 _ONE_OF = "an item has one of `image`, `audio` and `video`"
@@ -64,4 +66,4 @@ def _frames(uris: list[str], item: ItemBody, limits: ItemLimits, name: str) -> S
         except EncoderError as error:
             return EncoderError(error.code, f"frame {number}: {error.message}", param=name)
         room -= len(files[-1])
-    return read_item(Modality.VIDEO, pack(files, item.fps), limits, name)
+    return read_item(Modality.VIDEO, pack(files, item.fps or DEFAULT_FPS), limits, name)

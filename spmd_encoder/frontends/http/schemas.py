@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from spmd_encoder.frontends.http.errors import STATUS
-from spmd_encoder.frontends.http.items import MAX_FPS, MAX_FRAMES
+from spmd_encoder.frontends.http.items import DEFAULT_FPS, MAX_FPS, MAX_FRAMES, MIN_FPS
 
 Picture = Annotated[
     str,
@@ -21,7 +21,7 @@ Picture = Annotated[
 
 Fps = Annotated[
     float,
-    Field(gt=0, le=MAX_FPS, description="frames per second that a film is sampled at; default: the model's own"),
+    Field(ge=MIN_FPS, le=MAX_FPS, description="frames per second that a film is sampled at; default: the model's own"),
 ]
 MaxFrames = Annotated[
     int, Field(ge=1, le=MAX_FRAMES, description="most frames of a film that are encoded, within the server's limit")
@@ -60,7 +60,7 @@ class FramesItem(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     video: Frames
-    fps: Fps | None = Field(None, description="the rate that the frames were taken at; default: the model's own")
+    fps: Fps | None = Field(None, description=f"the rate that the frames were taken at; default: {DEFAULT_FPS:g}")
 
 
 class Inline(BaseModel):

@@ -26,12 +26,15 @@ from spmd_encoder.frontends.sglang.dialect import SglangDialect
 from spmd_encoder.frontends.sglang.refusal import RefusalError
 from spmd_encoder.frontends.sglang.requests import (
     Fields,
+    echo_of,
     part_id_of,
     part_index_of,
     read_encode,
+    read_fetch,
     read_fields,
     read_registration,
 )
+from spmd_encoder.transports.base import ParcelHeader
 from spmd_encoder.transports.registry import push_backend
 
 log = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ def sglang_routes(backend: Backend, dialect: SglangDialect) -> APIRouter:
         try:
             account = backend.account(media)
             fields = await call.fields(account, backend.config.server.max_body_bytes)
+            echo = echo_of(fields) if push.is_fetched else {}
             read = partial(read_encode, fields, push, max_items=backend.max_items, limits=backend.item_limits)
             # The call is held nowhere here: its items must not outlive their account.
             work = dialect.encode(await backend.run(read), media, account.add)
@@ -56,8 +60,8 @@ def sglang_routes(backend: Backend, dialect: SglangDialect) -> APIRouter:
             media.close()
             raise
         del fields, read
-        await unless_gone(work, request.receive)
-        return None
+        header = await unless_gone(work, request.receive)
+        return {**echo, **_sizes(header)} if push.is_fetched else None
 
     async def register(request: Request, call: _SglangCall) -> object:
         registration = read_registration(await call.control_fields(), push)
@@ -69,21 +73,13 @@ def sglang_routes(backend: Backend, dialect: SglangDialect) -> APIRouter:
         fields = await call.control_fields()
         part_id, part_idx = part_id_of(fields), part_index_of(fields)
         header = await unless_gone(dialect.sizes(part_id), request.receive)
-        return {
-            "req_id": part_id,
-            "part_idx": part_idx,
-            "embedding_size": header.num_bytes,
-            "embedding_len": header.rows,
-            "embedding_dim": header.dim,
-        }
+        return {"req_id": part_id, "part_idx": part_idx, **_sizes(header)}
 
     async def send(request: Request, call: _SglangCall) -> object:
-        await call.control_fields()
-        raise RefusalError(
-            400,
-            f"/send belongs to the mooncake backend; this server runs --encoder-transfer-backend {push.name}, which "
-            "pushes embeddings by itself",
-        )
+        fetch = read_fetch(await call.control_fields(), push)
+        # To its end, also where the caller has gone: it may not be told earlier.
+        await dialect.send(fetch.part_id, fetch.memory, fetch.count)
+        return None
 
     routes = {"/encode": encode, "/scheduler_receive_url": register, "/scheduler_receive_meta_data": metadata}
     for path, handle in {**routes, "/send": send}.items():
@@ -123,6 +119,14 @@ class _SglangCall:
                     raise
                 # That limit is no flag's.
                 raise RefusalError(413, f"the body has more than {_MAX_CONTROL_BYTES} bytes") from None
+
+
+def _sizes(header: ParcelHeader) -> dict[str, int]:
+    return {
+        "embedding_size": header.num_bytes,
+        "embedding_len": header.rows,
+        "embedding_dim": header.dim,
+    }
 
 
 _Handler = Callable[[Request, _SglangCall], Awaitable[object]]
