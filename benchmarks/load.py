@@ -1,18 +1,19 @@
 """How long loading a tower takes beside a plain read of the same tensors with safetensors.
 
-    python -m benchmarks.load [--model-path FOLDER] [--repeat 7] [--out FILE]
+    python -m benchmarks.load [--model-path FOLDER] [--repeat 7] [--cold] [--out FILE]
 
 Without `--model-path` a Qwen3-VL of real proportions is made in a scratch folder: random tower, empty language half.
 Each load and each read is a fresh process that has imported everything; the two take turns, with the file in the
-page cache. Both end with a sum over all values, as loaded weights are views that no one has read yet. Prints one
-JSON object; `ratio` is the median of load over read. The load includes building the class and the start's comparison
-of cut and uncut modules.
+page cache, or, with `--cold`, dropped from it before each (a disk below may still have a cache of its own). Both end
+with a sum over all values, as loaded weights are views that no one has read yet. Prints one JSON object; `ratio` is the
+median of load over read. The load includes building the class and the start's comparison of cut and uncut modules.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model-path", type=Path)
     parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--cold", action="store_true", help="drop the weights from the page cache before each run")
     parser.add_argument("--out", type=Path, help="write the JSON here too")
     parser.add_argument("--child", choices=["load", "read"], help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -36,11 +38,13 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.model_path or _make(Path(scratch))
-        runs = [{kind: _run(kind, folder) for kind in ("read", "load")} for _ in range(args.repeat + 1)]
+        kinds = ("read", "load")
+        runs = [{kind: _run(kind, folder, cold=args.cold) for kind in kinds} for _ in range(args.repeat + 1)]
     # The first pair fills the page cache.
     record = {
         **circumstances("benchmarks.load"),
         "model": str(args.model_path or "Qwen3-VL, depth 27, hidden 1152, bfloat16, random"),
+        "page_cache": "cold" if args.cold else "warm",
         **_summary(runs[1:]),
     }
     text = json.dumps(record, indent=2)
@@ -49,7 +53,11 @@ def main() -> None:
         args.out.write_text(text + "\n")
 
 
-def _run(kind: str, folder: Path) -> dict[str, Any]:
+def _run(kind: str, folder: Path, *, cold: bool) -> dict[str, Any]:
+    for path in folder.glob("*.safetensors") if cold else ():
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())  # what is not on the disk yet cannot be dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     command = [sys.executable, "-m", "benchmarks.load", "--child", kind, "--model-path", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from spmd_encoder.errors import StartupError
 from spmd_encoder.models.linear import linear_block
 
-_PROBE_ROWS = 24
+_PROBE_ROWS = 8
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 _HALF_TOLERANCE = 3e-2
 

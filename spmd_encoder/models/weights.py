@@ -7,8 +7,9 @@ dtype. Functions of transformers that are not public are used in this module onl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,17 +19,20 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
 from transformers.core_model_loading import (
+    GroupWeightRename,
     WeightConverter,
     WeightRenaming,
     convert_and_load_state_dict_in_model,
     rename_source_key,
 )
+from transformers.initialization import no_init_weights
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
 from spmd_encoder.errors import StartupError
 from spmd_encoder.models.base import LoadContext
 from spmd_encoder.models.checkpoint import shard_keys
+from spmd_encoder.models.prefetch import prefetch
 from spmd_encoder.models.sharding import TowerPlan, shard_tower, verify_sharding
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -100,13 +104,14 @@ def load_whole(
     with ExitStack() as files:
         # Names and renames do not depend on the dtype, which only the files can tell.
         model = _on_meta(cls, config, fallback_dtype)
-        slices = _pick(model, folder, shards, kept, files)
-        stored = {_FLOATS.get(tensor.get_dtype()) for tensor in slices.values()}
+        picked = _pick(model, folder, shards, kept, files)
+        stored = {_FLOATS.get(tensor.get_dtype()) for tensor in picked.slices.values()}
         if None in stored:
             raise StartupError(f"{folder}: the encoder's weights are quantised, which is not supported here")
         if len(stored) == 1 and (dtype := stored.pop()) is not None and dtype != fallback_dtype:
             model = _on_meta(cls, config, dtype)
-        _fill(model, folder, slices, kept)
+        fill = _fill if picked.needs_conversion else _assign
+        fill(model, folder, picked, kept)
     _make_buffers(model, kept)
     left = [n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta and n in kept]
     if left:
@@ -144,53 +149,89 @@ class _Kept:
 
 def _on_meta(cls: type[ModelT], config: PreTrainedConfig, dtype: torch.dtype) -> ModelT:
     build: Any = cls._from_config
-    with torch.device("meta"):
+    with torch.device("meta"), no_init_weights():
         model: ModelT = build(config, dtype=dtype, attn_implementation="sdpa")
     return model
 
 
+@dataclass(frozen=True)
+class _Picked:
+    """`slices` are lazy, by the names in the files; `names` has the model's name of each. `needs_conversion`: some are
+    not just renamed but cut or joined, or renamed by a rule that keeps state."""
+
+    slices: Mapping[str, Any]
+    names: Mapping[str, str]
+    needs_conversion: bool
+
+
 def _pick(
     model: PreTrainedModel, folder: Path, shards: dict[str, tuple[str, ...]], kept: _Kept, files: ExitStack
-) -> dict[str, Any]:
-    """Lazy slices of the wanted weights by their names in the files. Other shards are not opened."""
+) -> _Picked:
+    """The wanted weights, which the kernel begins to read. Shards without any are not opened."""
     mapping = get_model_conversion_mapping(model)
     renamings = [m for m in mapping if isinstance(m, WeightRenaming)]
     converters = [m for m in mapping if isinstance(m, WeightConverter)]
-    names = model.state_dict()
-
-    def wanted(key: str) -> bool:
-        renamed, _ = rename_source_key(key, renamings, converters, model.base_model_prefix, names)
-        return renamed in names and renamed in kept
-
+    own = model.state_dict()
     slices: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    converted = any(isinstance(m, GroupWeightRename) for m in mapping)
+    opened: dict[Path, list[str]] = {}
     for shard, keys in sorted(shards.items()):
-        picked = sorted(key for key in keys if wanted(key))
-        if not picked:
+        wanted = []
+        for key in sorted(keys):
+            name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, own)
+            if name in own and name in kept:
+                wanted.append(key)
+                names[key] = name
+                converted |= pattern is not None
+        if not wanted:
             continue
         try:
             file = files.enter_context(safe_open(folder / shard, framework="pt", device="cpu"))
-            slices.update({key: file.get_slice(key) for key in picked})
+            slices.update({key: file.get_slice(key) for key in wanted})
         except FileNotFoundError:
             raise StartupError(f"{folder} lacks the weights file {shard}, which its index names; download it") from None
         except (OSError, SafetensorError) as error:
             raise StartupError(f"the weights file {folder / shard} is broken ({error}); download it again") from None
-    return slices
+        opened[folder / shard] = wanted
+    prefetch(opened)
+    return _Picked(slices, names, converted)
 
 
-def _fill(model: PreTrainedModel, folder: Path, slices: dict[str, Any], kept: _Kept) -> None:
+def _assign(model: PreTrainedModel, folder: Path, picked: _Picked, kept: _Kept) -> None:
+    """What `_fill` does where weights are only renamed: transformers would compile two patterns for each of them."""
+    own = model.state_dict()
+    missing = sorted(name for name in own.keys() - set(picked.names.values()) if name in kept)
+    _refuse_missing(folder, missing)
+    weights = {}
+    for key, piece in picked.slices.items():
+        name = picked.names[key]
+        _refuse_shape(folder, name, piece.get_shape(), own[name].shape)
+        weights[name] = piece[...].to(own[name].dtype)
+    model.load_state_dict(weights, strict=False, assign=True)
+
+
+def _refuse_missing(folder: Path, missing: Sequence[str]) -> None:
+    if missing:
+        raise StartupError(f"{folder} lacks {len(missing)} weights of the encoder, first {missing[0]}")
+
+
+def _refuse_shape(folder: Path, name: str, found: Sequence[int], expected: Sequence[int]) -> None:
+    if tuple(found) != tuple(expected):
+        raise StartupError(
+            f"{folder}: the weight {name} has shape {tuple(found)} where config.json asks for {tuple(expected)}"
+        )
+
+
+def _fill(model: PreTrainedModel, folder: Path, picked: _Picked, kept: _Kept) -> None:
     # A fresh mapping: some renamings keep state while keys are renamed.
     mapping: Any = get_model_conversion_mapping(model)
     config = LoadStateDictConfig(dtype=model.dtype, device_map={"": "cpu"}, weight_mapping=mapping)
     with no_progress_bar():
-        info, _ = convert_and_load_state_dict_in_model(model, slices, config)
-    missing = sorted(key for key in info.missing_keys if key in kept)
-    if missing:
-        raise StartupError(f"{folder} lacks {len(missing)} weights of the encoder, first {missing[0]}")
-    if info.mismatched_keys:
-        key, found, expected = sorted(info.mismatched_keys, key=str)[0]
-        raise StartupError(
-            f"{folder}: the weight {key} has shape {tuple(found)} where config.json asks for {tuple(expected)}"
-        )
+        info, _ = convert_and_load_state_dict_in_model(model, dict(picked.slices), config)
+    _refuse_missing(folder, sorted(key for key in info.missing_keys if key in kept))
+    for key, found, expected in sorted(info.mismatched_keys, key=str):
+        _refuse_shape(folder, key, found, expected)
     if info.conversion_errors:
         raise StartupError(f"{folder}: the weight {sorted(info.conversion_errors)[0]} cannot be converted")
 
@@ -219,10 +260,11 @@ def _make_buffers(model: PreTrainedModel, kept: _Kept) -> None:
             stale = [n for n, b in module.named_buffers(recurse=False) if b.is_meta]
             if not stale or name not in kept:
                 continue
+            # The module's rule may reach into its children.
+            for tensor in [*module.parameters(), *module.buffers()]:
+                tensor._is_hf_initialized = True
             for buffer in stale:
                 setattr(module, buffer, torch.empty_like(getattr(module, buffer), device="cpu"))
-            for tensor in module.parameters(recurse=False):
-                tensor._is_hf_initialized = True
             owner = max((n for n in owners if f"{name}.".startswith(f"{n}." if n else "")), key=len)
             initialise: Any = owners[owner]._init_weights
             initialise(module)
