@@ -50,6 +50,7 @@ class VideoCost:
 class CostTable:
     """How a family turns a picture's size into encoder tokens; data, so that it can travel in `Hello`.
 
+    `max_side` bounds the longer side before all else, as Pixtral's processor does, which then rounds sides up.
     `fixed_tokens` is set for towers with one input size; with `tiling` it is the price of one tile. Otherwise a
     picture is resized to a multiple of `patch * merge` per side with `min_pixels <= area <= max_pixels`, as the Qwen
     processors do (`smart_resize` in transformers' `image_processing_qwen2_vl`), and costs `area / patch**2` patches.
@@ -59,6 +60,7 @@ class CostTable:
     merge: int = 1
     min_pixels: int = 0
     max_pixels: int = 0
+    max_side: int = 0
     fixed_tokens: int | None = None
     tiling: Tiling | None = None
     audio: AudioCost | None = None
@@ -91,6 +93,9 @@ class CostTable:
         if self.fixed_tokens is not None:
             return self.fixed_tokens * (1 if self.tiling is None else self.tiling.tiles(width, height))
         unit = self.patch * self.merge
+        if self.max_side:
+            scale = min(1.0, self.max_side / max(width, height))
+            return math.ceil(width * scale / unit) * math.ceil(height * scale / unit) * self.merge**2
         area = width * height
         area = min(max(area, self.min_pixels), self.max_pixels) if self.max_pixels else max(area, self.min_pixels)
         return max(self.merge**2, math.ceil(area / unit**2) * self.merge**2)

@@ -12,6 +12,7 @@ from transformers.models.llava.modeling_llava import LlavaForConditionalGenerati
 from spmd_encoder.models.base import Preprocessor
 from spmd_encoder.models.contrastive import TINY_VISION
 from spmd_encoder.models.picture import image_processor
+from spmd_encoder.models.pixtral import PixtralPreprocessor
 from spmd_encoder.models.sharding import Split, TowerPlan
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.towers import tower_plan
@@ -38,6 +39,8 @@ class LlavaAdapter(VisionLanguageAdapter):
         processor = image_processor(folder)
         config: Any = from_folder(LlavaConfig, folder)
         vision = config.vision_config
+        if vision.model_type == "pixtral":
+            return PixtralPreprocessor(processor, vision.patch_size, merge=1)
         patches = (vision.image_size // vision.patch_size) ** 2
         return single_tile(processor, vision, patches + class_rows(config), folder)
 

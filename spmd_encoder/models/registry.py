@@ -50,6 +50,7 @@ class FamilyEntry:
 
 _CLIP = ("transformers.models.clip.modeling_clip", "transformers.models.clip.image_processing_pil_clip")
 _SIGLIP = ("transformers.models.siglip.modeling_siglip", "transformers.models.siglip.image_processing_pil_siglip")
+_PIXTRAL = ("transformers.models.pixtral.modeling_pixtral", "transformers.models.pixtral.image_processing_pil_pixtral")
 _LANGUAGE = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.mistral.configuration_mistral",
@@ -102,6 +103,7 @@ FAMILIES: tuple[FamilyEntry, ...] = (
         preload=(
             *_CLIP,
             *_SIGLIP,
+            *_PIXTRAL,
             "transformers.models.llava.modeling_llava",
             "transformers.models.llava.image_processing_pil_llava",
             *_LANGUAGE,
@@ -141,6 +143,18 @@ FAMILIES: tuple[FamilyEntry, ...] = (
         preload=(
             "transformers.models.internvl.modeling_internvl",
             "transformers.models.got_ocr2.image_processing_pil_got_ocr2",
+            *_LANGUAGE,
+        ),
+        tower_keys=_TOWER_AND_PROJECTOR,
+    ),
+    FamilyEntry(
+        family="mistral3",
+        model_types=("mistral3",),
+        adapter="spmd_encoder.models.mistral3:Mistral3Adapter",
+        preload=(
+            *_PIXTRAL,
+            "transformers.models.mistral3.modeling_mistral3",
+            "transformers.models.ministral3.configuration_ministral3",
             *_LANGUAGE,
         ),
         tower_keys=_TOWER_AND_PROJECTOR,

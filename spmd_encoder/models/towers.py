@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spmd_encoder.errors import StartupError
+from spmd_encoder.models import pixtral
 from spmd_encoder.models.sharding import Split, TowerPlan, run_batched
 
 ATTENTION = Split(
@@ -14,6 +15,7 @@ FEED_FORWARD = Split(path="mlp", columns=("fc1",), row="fc2")
 PLANS = {
     "clip_vision_model": ("encoder.layers", (ATTENTION, FEED_FORWARD)),
     "siglip_vision_model": ("encoder.layers", (ATTENTION, FEED_FORWARD)),
+    "pixtral": ("transformer.layers", pixtral.BLOCK),
 }
 """The ModuleList of blocks within each tower, and what is cut of each block."""
 

@@ -19,6 +19,7 @@ from spmd_encoder.api.types import Modality, OutputKind
 from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, Preprocessor, TowerOutput
 from spmd_encoder.models.fixed_size import input_size_of
 from spmd_encoder.models.picture import run_processor
+from spmd_encoder.models.pixtral import use_packed_attention
 from spmd_encoder.models.sharding import TowerPlan
 from spmd_encoder.models.weights import from_folder, load_tower, real_bytes
 
@@ -102,7 +103,8 @@ class VisionLanguageAdapter(FamilyAdapter):
         config: Any = from_folder(cls.config_class, folder)
         width = int(config.text_config.hidden_size)
         config.text_config = _stand_in(config.text_config)
-        model = load_tower(cls.model_class, config, folder, cls.kept, cls.plan(config), context)
+        model: Any = load_tower(cls.model_class, config, folder, cls.kept, cls.plan(config), context)
+        use_packed_attention(model.get_submodule(cls.kept[0]))
         return cls(model, preprocessor, width, context.device)
 
     def batch_key(self, features: Features) -> Hashable:
@@ -127,7 +129,7 @@ class VisionLanguageAdapter(FamilyAdapter):
         rows = model.get_image_features(**inputs).pooler_output
         if isinstance(rows, Tensor):  # `[all tiles, rows, dim]`
             rows = [tiles.flatten(0, 1) for tiles in torch.split(rows, batch["tiles"].tolist())]
-        return [TowerOutput(tokens=item) for item in rows]
+        return [TowerOutput(tokens=item) for item in rows[: len(batch["tiles"])]]
 
 
 def _stand_in(text: Any) -> PreTrainedConfig:

@@ -34,6 +34,11 @@ def _tiles(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None
     return model.get_image_features(inputs["pixel_values"]).pooler_output.flatten(0, 1), None
 
 
+def _in_company(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Families whose code breaks on a batch of one row in all."""
+    return _rows(model, {name: torch.cat([tensor, tensor]) for name, tensor in inputs.items()})
+
+
 def _clip(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     out = model.get_image_features(**inputs)
     return out.last_hidden_state[0, 1:], out.pooler_output[0]
@@ -62,6 +67,7 @@ REFERENCES: dict[str, tuple[str, Reference]] = {
     "llava_next": ("LlavaNextForConditionalGeneration", _rows),
     "llava_onevision": ("LlavaOnevisionForConditionalGeneration", _rows),
     "internvl": ("InternVLForConditionalGeneration", _tiles),
+    "mistral3": ("Mistral3ForConditionalGeneration", _in_company),
     "gemma3": ("Gemma3ForConditionalGeneration", _tiles),
     "paligemma": ("PaliGemmaForConditionalGeneration", _tiles),
     "clip": ("CLIPModel", _clip),
@@ -70,7 +76,10 @@ REFERENCES: dict[str, tuple[str, Reference]] = {
     "dinov2": ("Dinov2Model", _dinov2),
 }
 
-OPTIONS: dict[str, dict[str, Any]] = {"internvl": {"crop_to_patches": True}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "internvl": {"crop_to_patches": True},
+    "mistral3": {"patch_size": 28},
+}
 """What transformers' whole processor of a family calls its image processor with."""
 
 

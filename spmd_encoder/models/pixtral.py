@@ -1,0 +1,121 @@
+"""Pixtral's tower, of Mistral 3 and of LLaVA models: pictures keep their shape, and each attends to itself alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from spmd_encoder.api.cost import CostTable
+from spmd_encoder.models.attention import attend, rotate_
+from spmd_encoder.models.base import Features, Preprocessor
+from spmd_encoder.models.feed_forward import feed_forward
+from spmd_encoder.models.linear import by_rows
+from spmd_encoder.models.picture import run_processor
+from spmd_encoder.models.sharding import RowParallelLinear, Split
+
+
+class PixtralPreprocessor(Preprocessor):
+    """One picture as `pixel_values` `[1, 3, height, width]`, each side a multiple of patch times merge."""
+
+    def __init__(self, processor: Any, patch: int, merge: int) -> None:
+        self.processor = processor
+        self._patch, self._merge = patch, merge
+
+    def cost_table(self) -> CostTable:
+        size = self.processor.size
+        side = size.get("longest_edge") or min(size["height"], size["width"])
+        return CostTable(patch=self._patch, merge=self._merge, max_side=side)
+
+    def preprocess(self, image: Image.Image) -> Features:
+        # transformers' whole processor gives this patch size, whatever the image processor's own file says.
+        made = run_processor(self.processor, image, patch_size=self._patch * self._merge)
+        height, width = (int(pixels) // self._patch for pixels in made["image_sizes"][0])
+        return Features(
+            tensors={"pixel_values": made["pixel_values"], "image_sizes": made["image_sizes"]},
+            num_tokens=height * width // self._merge**2,
+            cost=height * width,
+            grid=(1, height, width),
+        )
+
+
+class PixtralAttention(nn.Module):
+    """Takes the place of transformers' own after it was cut: over packed pictures, without a mask."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.columns = nn.ModuleList([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.o_proj: RowParallelLinear = attention.o_proj
+        self.head_dim = int(attention.head_dim)
+        self._scale = float(attention.scaling)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        cu_seq_lens_q: Tensor,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """`[1, rows, width]` to the same. `cu_seq_lens_q` `[pictures + 1]` int32 are the pictures' ends after a 0,
+        `position_embeddings` cosines and sines, `[rows, head]` each."""
+        qkv = by_rows(self._rotated, hidden_states[0], *position_embeddings)
+        out = attend(qkv, cu_seq_lens_q, self._scale)
+        return self.o_proj(out.flatten(1))[None], None
+
+    def _rotated(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """`[rows, 3, heads, head]`, queries and keys rotated by their positions."""
+        parts = [column(hidden).view(len(hidden), -1, self.head_dim) for column in self.columns]
+        qkv = torch.stack(parts, dim=1)
+        rotate_(qkv[:, :2], cos[:, None, None], sin[:, None, None])
+        return qkv
+
+
+def use_packed_attention(tower: Any) -> None:
+    """Have a tower with `PixtralAttention` say where each picture ends, as for flash attention, and make no mask.
+
+    The mask would have a row and a column for each patch of the whole batch.
+    """
+    if any(isinstance(module, PixtralAttention) for module in tower.modules()):
+        tower.config._attn_implementation = "flash_attention_2"
+
+
+def _run_attention(attention: nn.Module, hidden: Tensor) -> Tensor:
+    """The attention of one block over two pictures of unequal size."""
+    rows, first = hidden.shape[0], hidden.shape[0] // 3
+    ends = torch.tensor([0, first, rows], dtype=torch.int32, device=hidden.device)
+    angle = torch.linspace(0, 6, rows, device=hidden.device)[:, None].repeat(1, int(attention.head_dim))  # type: ignore[arg-type]
+    picture = torch.arange(rows, device=hidden.device) >= first
+    out: Tensor = attention(
+        hidden[None],
+        attention_mask=picture[:, None] == picture,
+        position_embeddings=(angle.cos().to(hidden.dtype), angle.sin().to(hidden.dtype)),
+        cu_seq_lens_q=ends,
+    )[0]
+    return out[0]
+
+
+BLOCK = (
+    Split(
+        path="attention",
+        columns=("q_proj", "k_proj", "v_proj"),
+        row="o_proj",
+        heads="num_heads",
+        run=_run_attention,
+        faster=PixtralAttention,
+    ),
+    replace(feed_forward("gate_proj", "up_proj", row="down_proj", activation="act_fn"), path="feed_forward"),
+)
+"""What is cut of each block."""
+TINY_PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 96,
+    "intermediate_size": 100,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "head_dim": 16,
+    "image_size": 336,
+    "patch_size": 14,
+}
