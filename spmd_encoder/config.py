@@ -85,6 +85,11 @@ class LimitsConfig:
         "most items accepted and not yet answered, in the whole world; then 429",
         fallback="SGLANG_ENCODER_MAX_PENDING_REQUESTS",
     )
+    max_queued_tokens: int | None = flag(
+        None,
+        "most encoder tokens of these items, by their headers (default: --max-queued-items times --max-batch-tokens); "
+        "then 429; 0 is no limit",
+    )
     max_inflight_bytes: int = flag(2**30, "most media bytes held at once by the dispatcher; then 503")
     request_timeout_s: float = flag(
         180.0, "time after which a request is answered with 504", fallback="SGLANG_ENCODER_REQ_TIMEOUT"
@@ -98,6 +103,12 @@ class LimitsConfig:
     )
     max_batch_items: int = flag(8, "most items in one forward", fallback="SGLANG_ENCODER_MAX_BATCH_SIZE")
     max_batch_tokens: int = flag(16384, "most encoder tokens (patches) in one forward; a larger item runs alone")
+
+    @property
+    def queued_tokens(self) -> int:
+        """0 is no limit."""
+        derived = self.max_queued_items * self.max_batch_tokens
+        return derived if self.max_queued_tokens is None else self.max_queued_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +296,7 @@ def _build(values: Mapping[str, Any]) -> Config:
     return Config(**sections, faults=values.get("faults", ""))
 
 
-_MAY_BE_ZERO = frozenset({"port", "grpc_port", "cache_bytes", "media_url_max_file_size_mb"})
+_MAY_BE_ZERO = frozenset({"port", "grpc_port", "cache_bytes", "max_queued_tokens", "media_url_max_file_size_mb"})
 
 
 def _validate(config: Config) -> None:

@@ -22,6 +22,8 @@ class ErrorCode(StrEnum):
     """A URL or file that this server may not fetch; the message names the flag that would allow it."""
     FETCH_FAILED = "FETCH_FAILED"
     """A URL or file that could not be fetched: no such host, not status 200, cut off, too slow."""
+    NOT_FOUND = "NOT_FOUND"
+    """An item was named by its digest alone, and no cache holds its result; send the item itself."""
     QUEUE_FULL = "QUEUE_FULL"
     """Too many items wait already; try again later."""
     OVERLOADED = "OVERLOADED"
@@ -70,6 +72,14 @@ class EncoderError(Exception):
     def again(self) -> EncoderError:
         """The same failure as a new exception, whose traceback holds nothing yet."""
         return self.at(self.param)
+
+
+def time_over(stage: str) -> EncoderError:
+    """DEADLINE_EXCEEDED. `stage` is where the time was over: receive, fetch, queue, preprocess, forward, delivery."""
+    return EncoderError(
+        ErrorCode.DEADLINE_EXCEEDED,
+        f"the request's time was over in the stage {stage} (the caller's own limit, or else --request-timeout-s)",
+    )
 
 
 class StartupError(Exception):

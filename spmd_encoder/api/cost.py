@@ -67,7 +67,9 @@ class CostTable:
     video: VideoCost | None = None
 
     def tokens(self, item: MediaItem) -> int:
-        """The item's price; 1 where the family does not take its modality."""
+        """The item's price; 1 where the family does not take its modality, and where there is nothing to encode."""
+        if item.held:
+            return 1
         match item.modality:
             case Modality.IMAGE:
                 return self.image_tokens(item.width, item.height)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from spmd_encoder.api.profiling import ProfileOptions, ProfileOutcome
-from spmd_encoder.api.types import EncodeRequest, ItemOutcome, ModelInfo, ReadyState
+from spmd_encoder.api.types import EncodeRequest, HeldResult, ItemOutcome, ModelInfo, OutputKind, ReadyState
 from spmd_encoder.errors import ErrorCode
 
 
@@ -33,6 +33,13 @@ class EncoderService(Protocol):
 
     def item_refused(self, code: ErrorCode) -> None:
         """Count an item that the front end itself answers with an error, beside those that `encode` answers."""
+        ...
+
+    def lookup(self, keys: Sequence[str], output: OutputKind | None) -> Sequence[HeldResult | None]:
+        """What caches hold for each of the items with these keys (`api.types.item_key`); None where there is nothing.
+
+        `output` None is the model's default. What is held now may be gone a moment later.
+        """
         ...
 
     def ready_state(self) -> ReadyState: ...

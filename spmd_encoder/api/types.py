@@ -52,6 +52,8 @@ class MediaItem:
     height: int = 0
     seconds: float = 0.0
     options: ItemOptions = NO_OPTIONS
+    held: bool = False
+    """Its digest is all that came: `data` is empty, and its result comes out of a cache or not at all (NOT_FOUND)."""
 
     @property
     def key(self) -> str:
@@ -79,11 +81,13 @@ class EncodeRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
-    """Seconds that one item spent in each stage on the replica."""
+    """Seconds that one item spent in each stage. `queue_s`: in the dispatcher and on the replica; `transfer_s`: on its
+    way to the replica and back."""
 
     queue_s: float = 0.0
     preprocess_s: float = 0.0
     forward_s: float = 0.0
+    transfer_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +109,19 @@ class Embedding:
     `second_per_grid_ts` of a film."""
     cached: bool = False
     """It came out of the replica's cache, bit for bit as it was computed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldResult:
+    """A result that caches hold, without its data. `replicas` are those that hold it, the last to give it at the
+    end."""
+
+    kind: OutputKind
+    shape: tuple[int, ...]
+    dtype: str
+    num_tokens: int
+    grid: tuple[int, int, int] | None
+    replicas: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

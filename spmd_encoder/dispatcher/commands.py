@@ -14,7 +14,8 @@ Key = tuple[str, str]
 class NewJob:
     """One item of one request. `pinned`: a probe of this one replica; it takes part in nothing else.
 
-    An older job has a lower `job_id`. `digest` is the item's key (`api.types.item_key`).
+    An older job has a lower `job_id`. `digest` is the item's key (`api.types.item_key`). `held`: there are no bytes, so
+    only a replica that holds the result can answer.
     """
 
     job_id: int
@@ -23,6 +24,7 @@ class NewJob:
     deadline: float
     output: str = ""
     pinned: int | None = None
+    held: bool = False
 
     @property
     def key(self) -> Key:

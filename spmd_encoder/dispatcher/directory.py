@@ -1,14 +1,16 @@
-"""Which replica holds which result in its cache, as far as the dispatcher knows. Pure.
+"""Which replicas hold which results in their caches, as far as the dispatcher knows. Pure.
 
-A result is held where it was encoded, so equal items go there again, and no two replicas cache the same things: what
-consistent hashing is for elsewhere, without its uneven load.
+A result is held where it was encoded, so equal items go there again, and no two replicas cache the same things unless
+one alone has no room for all who want it: what consistent hashing is for elsewhere, without its uneven load.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import replace
 
+from spmd_encoder.api.types import HeldResult
 from spmd_encoder.dispatcher.commands import Key
 
 
@@ -17,29 +19,40 @@ class Directory:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._homes: OrderedDict[Key, int] = OrderedDict()
+        self._held: OrderedDict[Key, HeldResult] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._homes)
+        return len(self._held)
 
-    def home(self, key: Key) -> int | None:
-        return self._homes.get(key)
+    def get(self, key: Key) -> HeldResult | None:
+        return self._held.get(key)
 
-    def learn(self, key: Key, replica: int) -> None:
-        """The replica has just given this result."""
+    def holders(self, key: Key) -> tuple[int, ...]:
+        """The replicas that hold the result, the last to give it at the end."""
+        held = self._held.get(key)
+        return () if held is None else held.replicas
+
+    def learn(self, key: Key, replica: int, result: HeldResult) -> None:
+        """The replica has just given this result, and keeps it."""
         if not self._capacity:
             return
-        self._homes[key] = replica
-        self._homes.move_to_end(key)
-        if len(self._homes) > self._capacity:
-            self._homes.popitem(last=False)
+        others = tuple(holder for holder in self.holders(key) if holder != replica)
+        self._held[key] = replace(result, replicas=(*others, replica))
+        self._held.move_to_end(key)
+        if len(self._held) > self._capacity:
+            self._held.popitem(last=False)
 
     def forget(self, keys: Iterable[Key], replica: int) -> None:
         """The replica holds these no more."""
         for key in keys:
-            if self._homes.get(key) == replica:
-                del self._homes[key]
+            held = self._held.get(key)
+            if held is None or replica not in held.replicas:
+                continue
+            if left := tuple(holder for holder in held.replicas if holder != replica):
+                self._held[key] = replace(held, replicas=left)
+            else:
+                del self._held[key]
 
     def forget_replica(self, replica: int) -> None:
         """Its memory is gone."""
-        self.forget([key for key, home in self._homes.items() if home == replica], replica)
+        self.forget([key for key, held in self._held.items() if replica in held.replicas], replica)

@@ -4,11 +4,11 @@ liveness) to the sockets; decides nothing itself."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any, assert_never
 
@@ -17,6 +17,7 @@ from spmd_encoder.api.profiling import ProfileOptions, ProfileOutcome
 from spmd_encoder.api.stillness import Stillness
 from spmd_encoder.api.types import (
     EncodeRequest,
+    HeldResult,
     ItemFailure,
     ItemOutcome,
     MediaItem,
@@ -25,14 +26,14 @@ from spmd_encoder.api.types import (
     ReadyState,
 )
 from spmd_encoder.config import Config
+from spmd_encoder.dispatcher.admission import Admission
 from spmd_encoder.dispatcher.commands import Command, Deliver, Fail, NewJob, Send, Withdraw
 from spmd_encoder.dispatcher.describe import describe_software, describe_world
 from spmd_encoder.dispatcher.directory import Directory
 from spmd_encoder.dispatcher.fleet import Fleet
-from spmd_encoder.dispatcher.inflight import InflightBytes, Jobs
+from spmd_encoder.dispatcher.inflight import Jobs, held_result
 from spmd_encoder.dispatcher.ledger import Ledger
 from spmd_encoder.dispatcher.metrics import DispatcherMetrics
-from spmd_encoder.dispatcher.pace import Pace
 from spmd_encoder.dispatcher.probe import probe_item
 from spmd_encoder.dispatcher.profiling import ProfileCalls
 from spmd_encoder.dispatcher.replica import (
@@ -45,7 +46,7 @@ from spmd_encoder.dispatcher.replica import (
     TakeWork,
 )
 from spmd_encoder.distributed.layout import Layout
-from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.errors import EncoderError, ErrorCode, time_over
 from spmd_encoder.wire.messages import (
     Cancel,
     Completed,
@@ -61,10 +62,11 @@ from spmd_encoder.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 1.0
 TICK_S = 0.05
+REPLY_GRACE_S = 0.25
+"""How long after an item's deadline its replica may still say in which stage its time was over."""
 MAX_KNOWN_RESULTS = 100_000
-"""Cached results whose replica is known; about 200 bytes each."""
+"""Cached results whose replicas are known; about 500 bytes each."""
 WINDOW_BATCHES = 3
 """How many full batches a replica has in hand: one runs, one is being prepared, one is on its way."""
 
@@ -82,18 +84,17 @@ class DPDispatcher:
             max_items=limits.max_queued_items,
             window_items=WINDOW_BATCHES * limits.max_batch_items,
             window_tokens=WINDOW_BATCHES * limits.max_batch_tokens,
+            max_tokens=limits.queued_tokens,
+            grace_s=REPLY_GRACE_S,
             directory=Directory(MAX_KNOWN_RESULTS if limits.cache_bytes else 0),
         )
         self._jobs = Jobs()
-        self._bytes = InflightBytes(limits.max_inflight_bytes)
+        self._admission = Admission(limits, layout, fleet, self._ledger)
         self._profiles = ProfileCalls(layout, fleet, limits.request_timeout_s)
         self._ids = itertools.count(1)
-        self._pace = Pace()
         self._model: ModelInfo | None = None
         self._cost = CostTable()
         self._started_at = time.monotonic()
-        self._started = False
-        self._draining = False
         self._ended: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self.metrics = DispatcherMetrics(layout.replicas)
@@ -102,25 +103,28 @@ class DPDispatcher:
 
     async def encode(self, request: EncodeRequest) -> Sequence[ItemOutcome]:
         try:
-            self._check_open()
+            self._admission.check_open()
         except EncoderError as error:
             self.metrics.refused(error.code)
             raise
         now = time.monotonic()
         limit = self._config.limits.request_timeout_s
         budget = limit if request.deadline_s is None else min(request.deadline_s, limit)
+        if budget <= 0:
+            for _ in request.items:
+                self.metrics.item_failed(ErrorCode.DEADLINE_EXCEEDED)
+            return [ItemFailure(error=time_over("queue")) for _ in request.items]
         output = request.output or (self._model.default_output if self._model else None)
         new = [self._new_job(item, now + budget, output=output) for item in request.items]
         for job, item in zip(new, request.items, strict=True):
-            self._jobs.open(job.job_id, request, item, output)
+            self._jobs.open(job.job_id, request, item, output, now)
         futures = [self._jobs.future(job.job_id) for job in new]
         try:
             self._apply(self._ledger.submit(new, now))
             return await asyncio.gather(*futures)
         except EncoderError as error:
             self.metrics.refused(error.code)
-            retry_after_s = self._until_room(now) if error.code is ErrorCode.QUEUE_FULL else None
-            raise EncoderError(error.code, error.message, param=error.param, retry_after_s=retry_after_s) from None
+            raise self._admission.refusal(error) from None
         finally:
             # Cancelled by the caller, or refused: whatever is not resolved is given up.
             left = [job.job_id for job in new if not self._jobs.is_resolved(job.job_id)]
@@ -129,16 +133,18 @@ class DPDispatcher:
             for job in new:
                 self._jobs.close(job.job_id)
 
-    @contextlib.contextmanager
-    def reserve(self, num_bytes: int) -> Iterator[None]:
-        with self._bytes.reserve(num_bytes):
-            yield
+    def reserve(self, num_bytes: int) -> AbstractContextManager[None]:
+        return self._admission.reserve(num_bytes)
+
+    def lookup(self, keys: Sequence[str], output: OutputKind | None) -> Sequence[HeldResult | None]:
+        wanted = output or (self._model.default_output if self._model else "")
+        return [self._ledger.lookup((key, wanted)) for key in keys]
 
     def item_refused(self, code: ErrorCode) -> None:
         self.metrics.item_failed(code)
 
     async def profile_start(self, options: ProfileOptions) -> Sequence[ProfileOutcome]:
-        self._check_open()
+        self._admission.check_open()
         return await self._profiles.call(options)
 
     async def profile_stop(self) -> Sequence[ProfileOutcome]:
@@ -147,9 +153,9 @@ class DPDispatcher:
     def ready_state(self) -> ReadyState:
         ready = self._fleet.count(ReplicaState.READY)
         return ReadyState(
-            ready=self._started and ready > 0 and not self._draining,
-            started=self._started,
-            draining=self._draining,
+            ready=self._admission.started and ready > 0 and not self._admission.draining,
+            started=self._admission.started,
+            draining=self._admission.draining,
             replicas_ready=ready,
             replicas=self._layout.dp_size,
         )
@@ -172,7 +178,8 @@ class DPDispatcher:
         self.metrics.gauges(
             self.ready_state(),
             jobs=self._ledger.num_jobs,
-            inflight_bytes=self._bytes.used,
+            tokens=self._ledger.num_tokens,
+            inflight_bytes=self._admission.inflight_bytes,
             retried=self._ledger.retried,
             joined=self._ledger.joined,
         )
@@ -195,7 +202,7 @@ class DPDispatcher:
 
     async def drain(self, deadline_s: float) -> bool:
         """Accept nothing new, finish what is accepted. False where the deadline cut something off."""
-        self._draining = True
+        self._admission.draining = True
         self._fleet.drain()
         end = time.monotonic() + deadline_s
         while self._ledger.num_items and time.monotonic() < end:
@@ -212,30 +219,12 @@ class DPDispatcher:
         await self._fleet.flush()
 
     async def close(self) -> None:
-        self._draining = True
+        self._admission.draining = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._apply(self._ledger.fail_all(EncoderError(ErrorCode.DRAINING, "the server is ending")))
         self._fleet.close()
-
-    # -- admission
-
-    def _check_open(self) -> None:
-        if self._draining:
-            raise EncoderError(
-                ErrorCode.DRAINING, "the server is shutting down; ask another one", retry_after_s=RETRY_AFTER_S
-            )
-        if not self._started or self._fleet.all_failed():
-            states = ", ".join(f"{n} {state}" for state, n in self._fleet.state_counts().items())
-            raise EncoderError(
-                ErrorCode.NOT_READY, f"no replica can take requests yet ({states})", retry_after_s=RETRY_AFTER_S
-            )
-
-    def _until_room(self, now: float) -> float:
-        """How long it takes at the present pace until what is in hand is answered."""
-        in_hand = sum(self._ledger.load(replica).outstanding_tokens for replica in self._layout.replicas)
-        return self._pace.wait_s(self._ledger.waiting_tokens + in_hand, now)
 
     def _new_job(
         self, item: MediaItem, deadline: float, *, output: OutputKind | None = None, pinned: int | None = None
@@ -247,6 +236,7 @@ class DPDispatcher:
             cost_tokens=self._cost.tokens(item),
             deadline=deadline,
             pinned=pinned,
+            held=item.held,
         )
 
     # -- ledger commands
@@ -288,24 +278,29 @@ class DPDispatcher:
                     error = EncoderError(ErrorCode.INTERNAL, "the replica sent a result without its tensor")
                     self._apply(self._ledger.failed(replica, message.job_id, error))
                     return
-                before = self._ledger.answered_tokens
-                commands = self._ledger.completed(replica, message.job_id)
-                self._pace.answered(self._ledger.answered_tokens - before, time.monotonic())
-                for job_id in (j for command in commands if isinstance(command, Deliver) for j in command.job_ids):
-                    self.metrics.item_completed(message.times)
-                    self._jobs.resolve_completed(job_id, message, replica, frames[0])
-                self._apply(commands)
+                self._completed(replica, message, frames[0])
             case Failed():
                 error = EncoderError(message.code, message.message)
                 self._apply(self._ledger.failed(replica, message.job_id, error))
             case Heartbeat():
                 self._fleet.heard(replica)
                 self.metrics.replica_stats(replica, self._fleet.epoch(replica), message.stats)
-                self._ledger.evicted(replica, message.evicted)
+                self._apply(self._ledger.evicted(replica, message.evicted))
             case Profiled():
                 self._profiles.answered(replica, message)
             case _:
                 assert_never(message)
+
+    def _completed(self, replica: int, message: Completed, data: memoryview) -> None:
+        now = time.monotonic()
+        before = self._ledger.answered_tokens
+        kept = held_result(message) if data.nbytes <= self._config.limits.cache_bytes else None
+        commands = self._ledger.completed(replica, message.job_id, kept)
+        self._admission.answered(self._ledger.answered_tokens - before)
+        for job_id in (j for command in commands if isinstance(command, Deliver) for j in command.job_ids):
+            times = self._jobs.resolve_completed(job_id, message, replica, data, now)
+            self.metrics.item_completed(times or message.times)
+        self._apply(commands)
 
     def on_keeper(self, message: FromKeeper) -> None:
         for replica, effects in self._fleet.keeper_said(message):
@@ -342,8 +337,8 @@ class DPDispatcher:
                     assert_never(effect)
 
     def _check_started(self) -> None:
-        if not self._started and self._fleet.all_were_ready():
-            self._started = True
+        if not self._admission.started and self._fleet.all_were_ready():
+            self._admission.started = True
             log.info(
                 "ready: %d replicas, %.1f s after start", self._layout.dp_size, time.monotonic() - self._started_at
             )
@@ -363,10 +358,10 @@ class DPDispatcher:
                 self._effects(replica, effects)
             self._profiles.check()
             for replica in self._fleet.idle_too_long(now, self._config.lifecycle.probe_interval_s):
-                if not self._draining and not self._ledger.load(replica).outstanding_items:
+                if not self._admission.draining and not self._ledger.load(replica).outstanding_items:
                     self._probe(replica)
-            if not self._started and now > late_start and self._fleet.count(ReplicaState.READY):
-                self._started = True
+            if not self._admission.started and now > late_start and self._fleet.count(ReplicaState.READY):
+                self._admission.started = True
 
     def _probe(self, replica: int) -> None:
         """Encode the probe picture on this replica through the real path."""
@@ -376,7 +371,7 @@ class DPDispatcher:
         item = probe_item(self._model.modalities if self._model else ())
         job = self._new_job(item, deadline, pinned=replica)
         request = EncodeRequest(request_id=f"probe-{replica}-{job.job_id}", items=(item,), probe=True)
-        self._jobs.open(job.job_id, request, item, None)
+        self._jobs.open(job.job_id, request, item, None, time.monotonic())
 
         def done(future: asyncio.Future[ItemOutcome]) -> None:
             self._jobs.close(job.job_id)

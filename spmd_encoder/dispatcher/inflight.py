@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spmd_encoder.api.cost import CostTable
-from spmd_encoder.api.types import Embedding, EncodeRequest, ItemOutcome, MediaItem, OutputKind
+from spmd_encoder.api.types import Embedding, EncodeRequest, HeldResult, ItemOutcome, MediaItem, OutputKind, StageTimes
 from spmd_encoder.dispatcher.commands import Send
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.wire.messages import Completed, Encode, Job
@@ -20,6 +21,9 @@ class Entry:
     item: MediaItem
     output: OutputKind | None
     outcome: asyncio.Future[ItemOutcome]
+    opened: float
+    sent: float | None = None
+    """When its work went to a replica, known of the job that brought the bytes."""
 
 
 class Jobs:
@@ -28,8 +32,8 @@ class Jobs:
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
 
-    def open(self, job_id: int, request: EncodeRequest, item: MediaItem, output: OutputKind | None) -> None:
-        self._entries[job_id] = Entry(request, item, output, asyncio.get_running_loop().create_future())
+    def open(self, job_id: int, request: EncodeRequest, item: MediaItem, output: OutputKind | None, now: float) -> None:
+        self._entries[job_id] = Entry(request, item, output, asyncio.get_running_loop().create_future(), now)
 
     def future(self, job_id: int) -> asyncio.Future[ItemOutcome]:
         return self._entries[job_id].outcome
@@ -45,6 +49,7 @@ class Jobs:
             send.work_ids, send.job_ids, send.deadlines, send.alone, strict=True
         ):
             entry = self._entries[job_id]
+            entry.sent = now
             jobs.append(
                 Job(
                     job_id=work_id,
@@ -57,6 +62,7 @@ class Jobs:
                     options=entry.item.options,
                     alone=alone,
                     probe=entry.request.probe,
+                    held=entry.item.held,
                 )
             )
             frames.append(entry.item.data)
@@ -72,9 +78,14 @@ class Jobs:
         if entry is not None and not entry.outcome.done():
             entry.outcome.set_result(outcome)
 
-    def resolve_completed(self, job_id: int, message: Completed, replica: int, data: memoryview) -> None:
+    def resolve_completed(
+        self, job_id: int, message: Completed, replica: int, data: memoryview, now: float
+    ) -> StageTimes | None:
+        """The job's times; None where its caller has gone."""
         if (entry := self._entries.get(job_id)) is None:
-            return
+            return None
+        carrier = entry if entry.sent is not None else self._entries.get(message.job_id, entry)
+        times = _job_times(message.times, entry.opened, carrier.sent, now)
         embedding = Embedding(
             modality=entry.item.modality,
             kind=message.kind,
@@ -85,11 +96,35 @@ class Jobs:
             data=data,
             grid=message.grid,
             replica=replica,
-            times=message.times,
+            times=times,
             details=message.details,
             cached=message.cached,
         )
         self.resolve(job_id, embedding)
+        return times
+
+
+def held_result(message: Completed) -> HeldResult:
+    """A result without its data."""
+    return HeldResult(
+        kind=message.kind,
+        shape=message.shape,
+        dtype=message.dtype,
+        num_tokens=message.num_tokens,
+        grid=message.grid,
+    )
+
+
+def _job_times(replica: StageTimes, opened: float, sent: float | None, now: float) -> StageTimes:
+    """What the replica says, and what went before and after it. A job that joined a work has that work's times."""
+    if sent is None:
+        return replica
+    there_s = replica.queue_s + replica.preprocess_s + replica.forward_s
+    return dataclasses.replace(
+        replica,
+        queue_s=replica.queue_s + max(0.0, sent - opened),
+        transfer_s=max(0.0, now - sent - there_s),
+    )
 
 
 class InflightBytes:

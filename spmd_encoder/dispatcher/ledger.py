@@ -6,6 +6,8 @@ replica's hands at a time, and goes on while at least one of its jobs is wanted.
 
 When a replica is lost, the works that its worker had begun (`suspects`) are retried alone in their batch; those that
 merely waited there go back to their place in the queue as they were. `suspicion` says which digests are under one.
+
+A job without bytes (`held`) is a work of its own, which only a replica that holds its result may have.
 """
 
 from __future__ import annotations
@@ -13,21 +15,25 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from spmd_encoder.api.types import HeldResult
 from spmd_encoder.dispatcher.commands import Command, Deliver, Fail, Key, NewJob, Send, Withdraw
 from spmd_encoder.dispatcher.directory import Directory
 from spmd_encoder.dispatcher.routing import Load, Policy, least_tokens
 from spmd_encoder.dispatcher.suspicion import Suspicion
 from spmd_encoder.dispatcher.work import Hands, Work
-from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.errors import EncoderError, ErrorCode, time_over
 
 HIT_TOKENS = 1
 """What a work costs where its result is held already."""
-_NOT_RUN = frozenset({ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DRAINING})
+_NOT_RUN = frozenset({ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DRAINING, ErrorCode.NOT_FOUND})
 """Failures that say nothing of the input."""
 
 
 class Ledger:
-    """`window_items`, `window_tokens`: most that one replica has in hand at once (one larger item is let through)."""
+    """`max_items`, `max_tokens`: most of all jobs together, where `max_tokens` 0 is no bound. `window_items`,
+    `window_tokens`: most that one replica has in hand at once (one larger item is let through). `grace_s`: how much
+    longer than a job's deadline its replica may take to say where its time was over.
+    """
 
     def __init__(
         self,
@@ -36,12 +42,16 @@ class Ledger:
         max_items: int,
         window_items: int,
         window_tokens: int,
+        max_tokens: int = 0,
+        grace_s: float = 0.0,
         quarantine_s: float = 600.0,
         directory: Directory | None = None,
         policy: Policy = least_tokens,
     ) -> None:
         self._hands = {replica: Hands() for replica in replicas}
         self._max_items = max_items
+        self._max_tokens = max_tokens
+        self._grace_s = grace_s
         self._window_items = window_items
         self._window_tokens = window_tokens
         self._policy = policy
@@ -51,7 +61,13 @@ class Ledger:
         """By job, of all jobs that are not resolved."""
         self._joinable: dict[Key, Work] = {}
         self._waiting: OrderedDict[int, Work] = OrderedDict()
+        self._held: dict[int, Work] = {}
+        """Works without bytes, wherever they are."""
         self._turn = 0
+        self.num_items = 0
+        """Jobs of callers: all but probes."""
+        self.num_tokens = 0
+        """Their price."""
         self.retried = 0
         self.joined = 0
         self.answered_tokens = 0
@@ -64,11 +80,6 @@ class Ledger:
         return len(self._works)
 
     @property
-    def num_items(self) -> int:
-        """Jobs of callers: all but probes."""
-        return sum(work.pinned is None for work in self._works.values())
-
-    @property
     def waiting_tokens(self) -> int:
         """Price of what no replica has in hand yet."""
         return sum(work.cost_tokens for work in self._waiting.values())
@@ -79,23 +90,19 @@ class Ledger:
     def room(self) -> int:
         return max(0, self._max_items - self.num_items)
 
+    def lookup(self, key: Key) -> HeldResult | None:
+        """What replicas hold of it in their caches."""
+        return self._directory.get(key)
+
     # -- events
 
     def submit(self, jobs: Sequence[NewJob], now: float) -> list[Command]:
-        """Take all of a request's jobs, or raise EncoderError and take none: QUEUE_FULL, or TOO_LARGE for more jobs
-        than would ever fit."""
-        if len(jobs) > self._max_items:
-            raise EncoderError(
-                ErrorCode.TOO_LARGE,
-                f"the request has {len(jobs)} items, more than the server ever takes at once (--max-queued-items "
-                f"{self._max_items}); send fewer in a request",
-            )
-        if len(jobs) > self.room():
-            raise EncoderError(
-                ErrorCode.QUEUE_FULL,
-                f"{self.num_items} items are in hand and {len(jobs)} more would pass the limit of {self._max_items} "
-                "(--max-queued-items); try again later",
-            )
+        """Take all of a request's jobs, or raise EncoderError and take none: QUEUE_FULL, or TOO_LARGE for more than
+        would ever fit."""
+        tokens = sum(job.cost_tokens for job in jobs)
+        _check_room(len(jobs), self.num_items, self._max_items, "items", "--max-queued-items")
+        if self._max_tokens:
+            _check_room(tokens, self.num_tokens, self._max_tokens, "encoder tokens", "--max-queued-tokens")
         commands: list[Command] = []
         for job in jobs:
             if self._suspicion.is_refused(job.digest, now):
@@ -126,7 +133,7 @@ class Ledger:
         works = self._hands[replica].drop_all()
         named = {work.work_id for work in works} if suspects is None else set(suspects)
         suspected = [work for work in works if work.work_id in named]
-        self._blame([work for work in suspected if work.pinned is None], now)
+        self._blame([work for work in suspected if work.is_input], now)
         commands: list[Command] = []
         again: list[Work] = []
         for work in works:
@@ -148,13 +155,15 @@ class Ledger:
             commands += self._fail(work, self._gave_up(), None)
         return commands + self._assign()
 
-    def completed(self, replica: int, work_id: int) -> list[Command]:
+    def completed(self, replica: int, work_id: int, kept: HeldResult | None = None) -> list[Command]:
+        """`kept`: the result, where the replica's cache holds it from now on."""
         if (work := self._hands[replica].settle(work_id)) is None:
             return []
-        self._suspicion.answered(work.digest)
+        if not work.held:
+            self._suspicion.answered(work.digest)
         self.answered_tokens += work.charged_tokens
-        if work.pinned is None:
-            self._directory.learn(work.key, replica)
+        if work.pinned is None and kept is not None:
+            self._directory.learn(work.key, replica, kept)
         jobs = self._close(work)
         delivered: list[Command] = [Deliver(jobs, replica)] if jobs else []
         return delivered + self._assign()
@@ -164,6 +173,11 @@ class Ledger:
             return []
         if error.code not in _NOT_RUN:
             self._suspicion.answered(work.digest)
+        if work.held and error.code is ErrorCode.NOT_FOUND and work.jobs:
+            self._directory.forget([work.key], replica)
+            work.replica = None
+            self._wait([work])
+            return self._assign()  # to another that holds it, if any
         later = [job_id for job_id, job in work.jobs.items() if job.deadline > work.deadline]
         if error.code is not ErrorCode.DEADLINE_EXCEEDED or not later:
             return [*self._fail(work, error, replica), *self._assign()]
@@ -181,16 +195,18 @@ class Ledger:
     def tick(self, now: float) -> list[Command]:
         """Resolve what is past its deadline; forget old suspicions."""
         self._suspicion.tick(now)
-        late = [job_id for job_id, work in self._works.items() if work.jobs[job_id].deadline <= now]
+        late = [job_id for job_id, work in self._works.items() if self._time_is_over(work, job_id, now)]
         places = [self._works[job_id].replica for job_id in late]
         commands = self._leave(late)
-        error = EncoderError(ErrorCode.DEADLINE_EXCEEDED, "the result was not there in time (--request-timeout-s)")
-        commands += [Fail(job_id, error, replica) for job_id, replica in zip(late, places, strict=True)]
+        for job_id, replica in zip(late, places, strict=True):
+            # A replica says by itself what was too late for its forward.
+            commands.append(Fail(job_id, time_over("queue" if replica is None else "forward"), replica))
         return commands + self._assign()
 
-    def evicted(self, replica: int, keys: Iterable[Key]) -> None:
+    def evicted(self, replica: int, keys: Iterable[Key]) -> list[Command]:
         """The replica's cache has dropped these results."""
         self._directory.forget(keys, replica)
+        return self._assign()
 
     def fail_all(self, error: EncoderError) -> list[Command]:
         """Resolve everything (the drain's deadline has passed)."""
@@ -200,34 +216,45 @@ class Ledger:
     # -- parts
 
     def _enter(self, job: NewJob) -> None:
-        work = self._joinable.get(job.key)
+        work = None if job.held else self._joinable.get(job.key)
         if work is None:
-            work = self._joinable[job.key] = self._waiting[job.job_id] = Work.of(job)
+            work = self._waiting[job.job_id] = Work.of(job)
+            if job.held:
+                self._held[work.work_id] = work
+            else:
+                self._joinable[job.key] = work
         else:
             work.jobs[job.job_id] = job
             self.joined += 1
         self._works[job.job_id] = work
+        self.num_items += 1
+        self.num_tokens += job.cost_tokens
 
     def _wait(self, works: Iterable[Work]) -> None:
         """Back into the queue at their own places: oldest first, whatever happened to them."""
         self._waiting = OrderedDict(sorted([*self._waiting.items(), *((work.work_id, work) for work in works)]))
 
     def _assign(self) -> list[Command]:
+        commands: list[Command] = []
+        for work in list(self._held.values()):
+            if work.replica is None and not self._directory.holders(work.key):
+                commands += self._fail(work, _not_held(), None)
         chosen: dict[int, list[Work]] = {}
         for work in list(self._waiting.values()):
-            home = self._directory.home(work.key)
-            costs = {r: HIT_TOKENS if r == home else work.cost_tokens for r in self._hands}
+            holders = self._directory.holders(work.key)
+            costs = {r: HIT_TOKENS if r in holders else work.cost_tokens for r in self._hands}
             free = [r for r, hands in self._hands.items() if self._has_room(hands, costs[r])]
             if not free:
                 break  # first come, first served: nobody overtakes the oldest
             candidates = [replica for replica in free if self._may_go(work, replica)]
             if not candidates:
-                continue  # it waits for a copy of itself, which is nobody else's concern
-            replica = home if home in candidates else self._choose(candidates)
+                continue  # it waits for a copy of itself, or for its holder, which is nobody else's concern
+            at_home = [replica for replica in candidates if replica in holders]
+            replica = self._choose(at_home or candidates)
             del self._waiting[work.work_id]
             self._take(replica, work, costs[replica])
             chosen.setdefault(replica, []).append(work)
-        return [_send(replica, works) for replica, works in chosen.items()]
+        return commands + [_send(replica, works) for replica, works in chosen.items()]
 
     def _choose(self, candidates: list[int]) -> int:
         self._turn += 1
@@ -241,12 +268,14 @@ class Ledger:
     def _may_go(self, work: Work, replica: int) -> bool:
         """Copies of a digest, for another output or withdrawn, stay on one replica, and of a suspect there is one: so a
         poison that is sent many times at once meets one worker."""
+        if work.held:
+            return replica in self._directory.holders(work.key)
         holder = next((r for r, hands in self._hands.items() if hands.digests[work.digest]), None)
         return holder is None or (holder == replica and not self._suspicion.is_suspect(work.digest))
 
     def _take(self, replica: int, work: Work, charged_tokens: int) -> None:
         work.replica = replica
-        work.alone = work.alone or (work.pinned is None and self._suspicion.is_suspect(work.digest))
+        work.alone = work.alone or (work.is_input and self._suspicion.is_suspect(work.digest))
         self._hands[replica].take(work, charged_tokens)
 
     def _blame(self, works: Iterable[Work], now: float) -> None:
@@ -260,8 +289,7 @@ class Ledger:
         """Take jobs off their works, and withdraw the works that nobody wants any more."""
         told: dict[int, list[int]] = {}
         for job_id in job_ids:
-            work = self._works.pop(job_id)
-            del work.jobs[job_id]
+            work = self._resolve(job_id)
             if not work.jobs:
                 self._close(work)
                 if work.replica is not None:
@@ -272,12 +300,24 @@ class Ledger:
         """Nobody waits for it from here on; the jobs that did."""
         jobs = tuple(work.jobs)
         for job_id in jobs:
-            del self._works[job_id]
-        work.jobs.clear()
+            self._resolve(job_id)
         self._waiting.pop(work.work_id, None)
+        self._held.pop(work.work_id, None)
         if self._joinable.get(work.key) is work:
             del self._joinable[work.key]
         return jobs
+
+    def _resolve(self, job_id: int) -> Work:
+        work = self._works.pop(job_id)
+        job = work.jobs.pop(job_id)
+        if work.pinned is None:
+            self.num_items -= 1
+            self.num_tokens -= job.cost_tokens
+        return work
+
+    def _time_is_over(self, work: Work, job_id: int, now: float) -> bool:
+        grace_s = 0.0 if work.replica is None else self._grace_s
+        return work.jobs[job_id].deadline + grace_s <= now
 
     def _fail(self, work: Work, error: EncoderError, replica: int | None) -> list[Fail]:
         return [Fail(job_id, error, replica) for job_id in self._close(work)]
@@ -288,6 +328,27 @@ class Ledger:
             "two workers died while this item was being encoded; it is not tried again, and equal items are refused "
             f"for {self._suspicion.quarantine_s:.0f} s",
         )
+
+
+def _check_room(wanted: int, in_hand: int, limit: int, what: str, flag: str) -> None:
+    """Raises `EncoderError` TOO_LARGE or QUEUE_FULL where `wanted` more do not fit."""
+    if wanted > limit:
+        raise EncoderError(
+            ErrorCode.TOO_LARGE,
+            f"the request has {wanted} {what}, more than the server ever takes at once ({flag} {limit}); send fewer "
+            "items in a request",
+        )
+    if in_hand + wanted > limit:
+        raise EncoderError(
+            ErrorCode.QUEUE_FULL,
+            f"{in_hand} {what} are in hand and {wanted} more would pass the limit of {limit} ({flag}); try again later",
+        )
+
+
+def _not_held() -> EncoderError:
+    return EncoderError(
+        ErrorCode.NOT_FOUND, "no cache holds the result of an item with this digest; send the item itself"
+    )
 
 
 def _send(replica: int, works: Sequence[Work]) -> Send:

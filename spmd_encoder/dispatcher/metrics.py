@@ -39,6 +39,9 @@ class DispatcherMetrics:
         self._ready = Gauge(name + "replicas_ready", "Replicas that take work", registry=self._registry)
         self._replicas = Gauge(name + "replicas", "Replicas of the world", registry=self._registry)
         self._jobs = Gauge(name + "items_in_hand", "Items accepted and not answered", registry=self._registry)
+        self._tokens = Gauge(
+            name + "tokens_in_hand", "Encoder tokens that these items are priced at", registry=self._registry
+        )
         self._bytes = Gauge(name + "inflight_bytes", "Media bytes held", registry=self._registry)
         self._retried = Gauge(name + "items_retried", "Items sent again after a loss", registry=self._registry)
         self._joined = Gauge(
@@ -76,6 +79,7 @@ class DispatcherMetrics:
         self._stages.labels("queue").observe(times.queue_s)
         self._stages.labels("preprocess").observe(times.preprocess_s)
         self._stages.labels("forward").observe(times.forward_s)
+        self._stages.labels("transfer").observe(times.transfer_s)
 
     def item_failed(self, code: ErrorCode) -> None:
         self._items.labels(code.value.lower()).inc()
@@ -103,10 +107,13 @@ class DispatcherMetrics:
         for size, count in stats.batch_size_counts:
             self._sizes.labels(replica, size).inc(max(0, count - old_sizes.get(size, 0)))
 
-    def gauges(self, state: ReadyState, *, jobs: int, inflight_bytes: int, retried: int, joined: int) -> None:
+    def gauges(
+        self, state: ReadyState, *, jobs: int, tokens: int, inflight_bytes: int, retried: int, joined: int
+    ) -> None:
         self._ready.set(state.replicas_ready)
         self._replicas.set(state.replicas)
         self._jobs.set(jobs)
+        self._tokens.set(tokens)
         self._bytes.set(inflight_bytes)
         self._retried.set(retried)
         self._joined.set(joined)

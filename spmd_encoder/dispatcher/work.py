@@ -17,6 +17,7 @@ class Work:
     key: Key
     cost_tokens: int
     pinned: int | None = None
+    held: bool = False
     jobs: dict[int, NewJob] = field(default_factory=dict)
     replica: int | None = None
     alone: bool = False
@@ -26,11 +27,16 @@ class Work:
 
     @classmethod
     def of(cls, job: NewJob) -> Work:
-        return cls(job.job_id, job.key, job.cost_tokens, job.pinned, {job.job_id: job})
+        return cls(job.job_id, job.key, job.cost_tokens, job.pinned, job.held, {job.job_id: job})
 
     @property
     def digest(self) -> str:
         return self.key[0]
+
+    @property
+    def is_input(self) -> bool:
+        """A caller's bytes go through a worker, which they may kill."""
+        return self.pinned is None and not self.held
 
 
 @dataclass
@@ -42,7 +48,7 @@ class Hands:
     works: dict[int, Work] = field(default_factory=dict)
     tokens: int = 0
     digests: Counter[str] = field(default_factory=Counter)
-    """Of all but probes."""
+    """Of all inputs."""
 
     @property
     def load(self) -> Load:
@@ -53,13 +59,13 @@ class Hands:
         work.deadline = max(job.deadline for job in work.jobs.values())
         self.works[work.work_id] = work
         self.tokens += charged_tokens
-        self.digests[work.digest] += work.pinned is None
+        self.digests[work.digest] += work.is_input
 
     def settle(self, work_id: int) -> Work | None:
         """Take the work off these hands; None where it is not in them (late, or a lie)."""
         if (work := self.works.pop(work_id, None)) is not None:
             self.tokens -= work.charged_tokens
-            self.digests[work.digest] -= work.pinned is None
+            self.digests[work.digest] -= work.is_input
             if not self.digests[work.digest]:
                 del self.digests[work.digest]
         return work

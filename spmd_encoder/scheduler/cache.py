@@ -53,5 +53,6 @@ class ResultCache:
             self.evicted.append(dropped)
 
     def take_evicted(self) -> tuple[Key, ...]:
-        taken, self.evicted = tuple(self.evicted), []
-        return taken
+        """What was dropped since it was last asked, and has not come back meanwhile."""
+        taken, self.evicted = self.evicted, []
+        return tuple(key for key in dict.fromkeys(taken) if key not in self._entries)

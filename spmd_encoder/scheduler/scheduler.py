@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from spmd_encoder.api.types import StageTimes, item_key
-from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.errors import EncoderError, ErrorCode, time_over
 from spmd_encoder.scheduler.batcher import Batcher, Stage
 from spmd_encoder.scheduler.cache import Key, ResultCache
 from spmd_encoder.scheduler.output import EngineOutput
@@ -63,6 +63,7 @@ class PendingRequest:
     features: Prepared | None = None
     preprocess_s: float = 0.0
     preparing: asyncio.Task[None] | None = field(default=None, repr=False)
+    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
 
 class EncoderScheduler:
@@ -96,9 +97,10 @@ class EncoderScheduler:
                 self._reply(_failed(job, EncoderError(ErrorCode.DRAINING, "the replica is stopping")), ())
             elif not job.probe and (held := self._cache.get(_key(job))) is not None:
                 self._reply(_completed(job, held, StageTimes(), cached=True), (held.data,))
+            elif job.held:
+                self._reply(_failed(job, EncoderError(ErrorCode.NOT_FOUND, "it is not in the cache any more")), ())
             elif job.job_id not in self._pending:
-                self._pending[job.job_id] = PendingRequest(job, data, now, now + job.budget_s)
-                self._batcher.add(job.job_id, alone=job.alone)
+                self._add(job, data, now)
         self._pump()
 
     def cancel(self, job_ids: Sequence[int]) -> None:
@@ -137,6 +139,18 @@ class EncoderScheduler:
         cache = self._cache
         stats = self.stats.snapshot(queue_items=self._batcher.waiting, running_items=self._batcher.running, cache=cache)
         return Heartbeat(stats=stats, evicted=cache.take_evicted())
+
+    def _add(self, job: Job, data: memoryview, now: float) -> None:
+        self._pending[job.job_id] = pending = PendingRequest(job, data, now, now + job.budget_s)
+        self._batcher.add(job.job_id, alone=job.alone)
+        pending.timer = asyncio.get_running_loop().call_later(job.budget_s, self._time_is_over, pending)
+
+    def _time_is_over(self, pending: PendingRequest) -> None:
+        """What has not begun its forward by now never will."""
+        job_id = pending.job.job_id
+        if pending.deadline <= self._clock() and self._batcher.stage(job_id) is not Stage.RUNNING:
+            self._expire(pending)
+            self._pump()
 
     def _pump(self) -> None:
         while (job_id := self._batcher.next_to_prepare()) is not None:
@@ -199,7 +213,7 @@ class EncoderScheduler:
         self.stats.batch_done(items=len(batch), tokens=tokens, forward_s=result.forward_s)
 
     def _complete(self, pending: PendingRequest, output: EngineOutput, times: StageTimes) -> None:
-        del self._pending[pending.job.job_id]
+        self._forget(pending.job.job_id)
         self.stats.item_done(times)
         self._reply(_completed(pending.job, output, times), (output.data,))
         if not pending.job.probe:
@@ -215,15 +229,22 @@ class EncoderScheduler:
         self._reply(_failed(pending.job, error), ())
 
     def _expire(self, pending: PendingRequest) -> None:
+        is_preparing = self._batcher.stage(pending.job.job_id) is Stage.PREPARING
         self._drop(pending.job.job_id)
         self.stats.item_dropped()
-        self._reply(_failed(pending.job, EncoderError(ErrorCode.DEADLINE_EXCEEDED, "its time was over")), ())
+        self._reply(_failed(pending.job, time_over("preprocess" if is_preparing else "queue")), ())
 
     def _drop(self, job_id: int) -> None:
-        pending = self._pending.pop(job_id)
+        pending = self._forget(job_id)
         self._batcher.remove(job_id)
         if pending.preparing is not None:
             pending.preparing.cancel()
+
+    def _forget(self, job_id: int) -> PendingRequest:
+        pending = self._pending.pop(job_id)
+        if pending.timer is not None:
+            pending.timer.cancel()
+        return pending
 
 
 def _key(job: Job) -> Key:

@@ -35,7 +35,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One item as the dispatcher sends it. `budget_s`: time left, relative because clocks differ between nodes.
 
-    `alone`: it was in flight when a worker died, so it runs in a batch of one with nothing beside it.
+    `alone`: it was in flight when a worker died, so it runs in a batch of one with nothing beside it. `held`: its media
+    frame is empty, and it is answered from the cache or with NOT_FOUND.
     """
 
     job_id: int
@@ -48,6 +49,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     options: ItemOptions = NO_OPTIONS
     alone: bool = False
     probe: bool = False
+    held: bool = False
 
 
 class Encode(Message, frozen=True):

@@ -16,6 +16,7 @@ from spmd_encoder.api.profiling import ProfileOptions, ProfileOutcome
 from spmd_encoder.api.types import (
     Embedding,
     EncodeRequest,
+    HeldResult,
     ItemFailure,
     ItemOutcome,
     MediaItem,
@@ -63,7 +64,7 @@ class FakeService:
 
     `refusal` is raised for every request. `answer` makes one item's outcome. While `gate` is not set, `encode`
     waits. `seen` holds the requests that arrived, `cancelled` the ids of those that were cancelled while waiting,
-    `refused` the codes of items that front ends answered by themselves.
+    `refused` the codes of items that front ends answered by themselves. `held` is what `lookup` knows by key.
     `profiled` holds what profilers were asked, None for a stop; `profile_outcomes` is the answer.
     """
 
@@ -77,6 +78,8 @@ class FakeService:
         self.cancelled: list[str] = []
         self.max_inflight_bytes = max_inflight_bytes
         self.refused: list[ErrorCode] = []
+        self.held: dict[str, HeldResult] = {}
+        self.looked_up: list[tuple[tuple[str, ...], OutputKind | None]] = []
         self.reserved = 0
         self.peak_reserved = 0
         self.state = READY
@@ -105,6 +108,10 @@ class FakeService:
         if self.reserved + num_bytes > self.max_inflight_bytes:
             raise EncoderError(ErrorCode.OVERLOADED, "too many bytes in flight (--max-inflight-bytes)")
         return self._reserved(num_bytes)
+
+    def lookup(self, keys: Sequence[str], output: OutputKind | None) -> Sequence[HeldResult | None]:
+        self.looked_up.append((tuple(keys), output))
+        return [self.held.get(key) for key in keys]
 
     def item_refused(self, code: ErrorCode) -> None:
         self.refused.append(code)

@@ -40,7 +40,7 @@ def test_least_recently_used_first(steps: list[tuple[bool, int, int]], limit: in
                 model[key] = model.pop(key)
         assert cache.bytes == sum(model.values()) <= limit
         assert len(cache) == len(model)
-    assert cache.take_evicted() == tuple(told)
+    assert cache.take_evicted() == tuple(key for key in dict.fromkeys(told) if key not in model)
     assert cache.take_evicted() == ()
     assert cache.evictions == len(told)
 

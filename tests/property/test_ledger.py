@@ -9,16 +9,19 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from spmd_encoder.api.types import HeldResult, OutputKind
 from spmd_encoder.dispatcher.commands import Command, Deliver, Fail, Key, NewJob, Send, Withdraw
 from spmd_encoder.dispatcher.directory import Directory
 from spmd_encoder.dispatcher.ledger import HIT_TOKENS, Ledger
 from spmd_encoder.errors import EncoderError, ErrorCode
 
 QUARANTINE_S = 20.0
+KEPT = HeldResult(kind=OutputKind.TOKENS, shape=(1, 2), dtype="float32", num_tokens=1, grid=None)
 WAITING = None
 digests = st.sampled_from("abc")
 outputs = st.sampled_from(["tokens", "pooled"])
 costs = st.integers(1, 14)
+some_held = st.sampled_from([False, False, False, True])
 
 
 @dataclass
@@ -41,6 +44,10 @@ class Known:
         """Probes are nobody's input."""
         return self.first.pinned is None
 
+    @property
+    def is_input(self) -> bool:
+        return self.counts and not self.first.held
+
 
 class LedgerMachine(RuleBasedStateMachine):
     @initialize(
@@ -48,18 +55,23 @@ class LedgerMachine(RuleBasedStateMachine):
         max_items=st.integers(1, 9),
         window=st.integers(1, 3),
         tokens=st.integers(5, 20),
+        max_tokens=st.sampled_from([0, 0, 30]),
         known=st.sampled_from([0, 2, 100, 100]),
         ready=st.booleans(),
     )
-    def begin(self, replicas: int, max_items: int, window: int, tokens: int, known: int, ready: bool) -> None:
+    def begin(
+        self, replicas: int, max_items: int, window: int, tokens: int, max_tokens: int, known: int, ready: bool
+    ) -> None:
         self.replicas = range(replicas)
         self.window, self.window_tokens, self.max_items = window, tokens, max_items
+        self.max_tokens = max_tokens
         self.directory = Directory(known)
         self.ledger = Ledger(
             self.replicas,
             max_items=max_items,
             window_items=window,
             window_tokens=tokens,
+            max_tokens=max_tokens,
             quarantine_s=QUARANTINE_S,
             directory=self.directory,
         )
@@ -99,22 +111,30 @@ class LedgerMachine(RuleBasedStateMachine):
         return self.refused.get(digest, self.now) > self.now
 
     def holders(self, digest: str) -> set[int | None]:
-        return {w.place for w in self.works.values() if w.digest == digest and w.counts} - {WAITING}
+        return {w.place for w in self.works.values() if w.digest == digest and w.is_input} - {WAITING}
 
-    def may_go(self, digest: str, replica: int) -> bool:
-        there = self.holders(digest)
-        return not there or (there == {replica} and digest not in self.suspect)
+    def may_go(self, work: Known, replica: int) -> bool:
+        if work.first.held:
+            return replica in self.directory.holders(work.first.key)
+        there = self.holders(work.digest)
+        return not there or (there == {replica} and work.digest not in self.suspect)
 
     def cost(self, work: Known, replica: int) -> int:
-        return HIT_TOKENS if self.directory.home(work.first.key) == replica else work.first.cost_tokens
+        return HIT_TOKENS if replica in self.directory.holders(work.first.key) else work.first.cost_tokens
+
+    def unheld(self) -> list[int]:
+        """Jobs without bytes whose result nobody holds any more."""
+        works = [w for w in self.works.values() if w.first.held and w.place is WAITING]
+        return [job_id for w in works if not self.directory.holders(w.first.key) for job_id in w.jobs]
 
     def has_room(self, work: Known, replica: int) -> bool:
         in_hand = len(self.at(replica))
         fits = not in_hand or self.tokens(replica) + self.cost(work, replica) <= self.window_tokens
         return replica in self.ready and in_hand < self.window and fits
 
-    def answered(self, digest: str) -> None:
-        self.suspect.pop(digest, None)
+    def answered(self, work: Known) -> None:
+        if not work.first.held:
+            self.suspect.pop(work.digest, None)
 
     def resolve(self, job_ids: Iterable[int]) -> None:
         for job_id in job_ids:
@@ -151,9 +171,13 @@ class LedgerMachine(RuleBasedStateMachine):
         withdraws: dict[int, set[int]] | None = None,
     ) -> None:
         """Exactly these resolutions and withdrawals happened, and every Send is lawful."""
+        unheld = self.unheld()
+        self.resolve(unheld)
+        assert self.drop_what_nobody_wants() == {}
+        fails = (fails or {}) | dict.fromkeys(unheld, ErrorCode.NOT_FOUND)
         failed = [command for command in commands if isinstance(command, Fail)]
-        assert sorted(f.job_id for f in failed) == sorted(fails or {})
-        assert {f.job_id: f.error.code for f in failed} == (fails or {})
+        assert sorted(f.job_id for f in failed) == sorted(fails)
+        assert {f.job_id: f.error.code for f in failed} == fails
         delivered = [job_id for c in commands if isinstance(c, Deliver) for job_id in c.job_ids]
         assert sorted(delivered) == sorted(delivers)
         withdrawn = [(c.replica, set(c.work_ids)) for c in commands if isinstance(c, Withdraw)]
@@ -172,8 +196,8 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert work.place is WAITING, "in two hands at once"
                 assert job_id in work.jobs, "the bytes of a caller who has gone"
                 assert deadline == max(work.jobs.values())
-                assert self.may_go(work.digest, send.replica), "two workers could die of it at once"
-                assert alone == (work.alone or work.digest in self.suspect)
+                assert self.may_go(work, send.replica), "two workers could die of it at once"
+                assert alone == (work.alone or (work.is_input and work.digest in self.suspect))
                 work.charged = self.cost(work, send.replica)
                 work.place, work.alone, work.told = send.replica, alone, deadline
             in_hand = len(self.at(send.replica))
@@ -181,42 +205,49 @@ class LedgerMachine(RuleBasedStateMachine):
             assert in_hand == 1 or self.tokens(send.replica) <= self.window_tokens
         sent = [work_id for send in sends for work_id in send.work_ids]
         for work_id in self.waiting():
-            digest = self.works[work_id].digest
-            assert self.holders(digest) or work_id > max(sent, default=0), "the oldest was overtaken"
+            work = self.works[work_id]
+            held_back = work.first.held or self.holders(work.digest)
+            assert held_back or work_id > max(sent, default=0), "the oldest was overtaken"
 
-    def new_job(self, digest: str, output: str, cost: int, ttl: float, pinned: int | None = None) -> NewJob:
+    def new_job(
+        self, digest: str, output: str, cost: int, ttl: float, held: bool = False, pinned: int | None = None
+    ) -> NewJob:
         job = NewJob(
             job_id=self.next_id,
             digest=digest,
             output=output,
-            cost_tokens=cost,
+            cost_tokens=HIT_TOKENS if held else cost,
             deadline=self.now + ttl,
             pinned=pinned,
+            held=held,
         )
         self.next_id += 1
         return job
 
     # -- events
 
-    @rule(items=st.lists(st.tuples(digests, outputs, costs, st.integers(1, 60)), min_size=1, max_size=5))
-    def submit(self, items: list[tuple[str, str, int, int]]) -> None:
+    @rule(items=st.lists(st.tuples(digests, outputs, costs, st.integers(1, 60), some_held), min_size=1, max_size=5))
+    def submit(self, items: list[tuple[str, str, int, int, bool]]) -> None:
         new = [self.new_job(*item) for item in items]
         unresolved = sum(self.works[work_id].counts for work_id in self.jobs().values())
         assert self.ledger.room() == max(0, self.max_items - unresolved)
-        joined = self.ledger.joined
+        joined, tokens = self.ledger.joined, self.ledger.num_tokens
+        wanted, most = sum(job.cost_tokens for job in new), self.max_tokens or 10**9
         try:
             commands = self.ledger.submit(new, self.now)
         except EncoderError as error:
-            assert error.code is (ErrorCode.TOO_LARGE if len(new) > self.max_items else ErrorCode.QUEUE_FULL)
-            assert unresolved + len(new) > self.max_items
+            never = len(new) > self.max_items or (len(new) + unresolved <= self.max_items and wanted > most)
+            assert error.code is (ErrorCode.TOO_LARGE if never else ErrorCode.QUEUE_FULL)
+            assert unresolved + len(new) > self.max_items or tokens + wanted > most
             return
         assert unresolved + len(new) <= self.max_items
+        assert tokens + wanted <= most
         fails = {job.job_id: ErrorCode.WORKER_DIED for job in new if self.is_refused(job.digest)}
         joins = 0
         for job in new:
             if job.job_id in fails:
                 continue
-            open_works = [w for w in self.live().values() if w.counts and w.first.key == job.key]
+            open_works = [w for w in self.live().values() if w.is_input and w.first.key == job.key and not job.held]
             assert len(open_works) <= 1, "the same work twice"
             joins += len(open_works)
             work = open_works[0] if open_works else self.works.setdefault(job.job_id, Known(job))
@@ -244,7 +275,7 @@ class LedgerMachine(RuleBasedStateMachine):
         named = data.draw(st.sets(st.sampled_from(sorted(in_hand)))) | foreign if in_hand and known else foreign
         suspects = named & in_hand.keys() if known else set(in_hand)
         self.ready.discard(replica)
-        blamed = [in_hand[work_id] for work_id in suspects if in_hand[work_id].counts]
+        blamed = [in_hand[work_id] for work_id in suspects if in_hand[work_id].is_input]
         for digest in {work.digest for work in blamed}:
             alone = any(work.alone for work in blamed if work.digest == digest)
             if alone and self.suspect.pop(digest, None):
@@ -264,7 +295,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ghosts -= in_hand.keys()
         assert self.drop_what_nobody_wants() == {}
         self.expect(self.ledger.replica_lost(replica, tuple(named) if known else None, self.now), fails=fails)
-        assert all(self.directory.home(key) != replica for key in self.keys())
+        assert all(replica not in self.directory.holders(key) for key in self.keys())
 
     @rule(data=st.data(), wrong=st.integers(0, 5), ok=st.booleans())
     def reply(self, data: st.DataObject, wrong: int, ok: bool) -> None:
@@ -276,16 +307,17 @@ class LedgerMachine(RuleBasedStateMachine):
             if in_hand and wrong
             else data.draw(st.integers(0, self.next_id))
         )
-        codes = [ErrorCode.MEDIA_CORRUPT, ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED]
+        codes = [ErrorCode.MEDIA_CORRUPT, ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.NOT_FOUND]
         code = data.draw(st.sampled_from(codes))
         error = EncoderError(code, "broken")
         work = in_hand.get(work_id)
         jobs = dict(work.jobs) if work else {}
         if work is not None:
             if ok or code is ErrorCode.MEDIA_CORRUPT:
-                self.answered(work.digest)
+                self.answered(work)
             late = code is ErrorCode.DEADLINE_EXCEEDED and not ok
-            self.resolve(job_id for job_id, deadline in jobs.items() if not late or deadline <= work.told)
+            again = code is ErrorCode.NOT_FOUND and not ok and work.first.held
+            self.resolve(j for j, deadline in jobs.items() if not again and (not late or deadline <= work.told))
             work.place = WAITING
             self.ghosts.discard(work_id)
             left = dict(work.jobs)
@@ -293,13 +325,13 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             left = {}
         over = [job_id for job_id in jobs if job_id not in left]
-        commands = self.ledger.completed(replica, work_id) if ok else self.ledger.failed(replica, work_id, error)
+        commands = self.ledger.completed(replica, work_id, KEPT) if ok else self.ledger.failed(replica, work_id, error)
         if work is None:
             assert commands == []
         elif ok:
             self.expect(commands, delivers=over)
             if work.counts and len(self.directory):
-                assert self.directory.home(work.first.key) == replica
+                assert self.directory.holders(work.first.key)[-1] == replica
         else:
             self.expect(commands, fails=dict.fromkeys(over, code))
 
@@ -313,11 +345,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def complete(self, work_id: int, work: Known) -> None:
         assert work.place is not None
         replica, jobs = work.place, list(work.jobs)
-        self.answered(work.digest)
+        self.answered(work)
         self.resolve(jobs)
         self.ghosts.discard(work_id)
         del self.works[work_id]
-        self.expect(self.ledger.completed(replica, work_id), delivers=jobs)
+        self.expect(self.ledger.completed(replica, work_id, KEPT), delivers=jobs)
 
     @rule(data=st.data(), extra=st.lists(st.integers(0, 50), max_size=2, unique=True))
     def cancel(self, data: st.DataObject, extra: list[int]) -> None:
@@ -348,13 +380,13 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), digest=digests, output=outputs)
     def evicted(self, data: st.DataObject, digest: str, output: str) -> None:
         replica = data.draw(st.sampled_from(self.replicas))
-        self.ledger.evicted(replica, [(digest, output)])
-        assert self.directory.home((digest, output)) != replica
+        self.expect(self.ledger.evicted(replica, [(digest, output)]))
+        assert replica not in self.directory.holders((digest, output))
 
     @rule(data=st.data(), digest=digests, output=outputs, cost=costs)
     def probe(self, data: st.DataObject, digest: str, output: str, cost: int) -> None:
         replica = data.draw(st.sampled_from(self.replicas))
-        job = self.new_job(digest, output, cost, 1000.0, replica)
+        job = self.new_job(digest, output, cost, 1000.0, pinned=replica)
         (send,) = self.ledger.probe(job)
         assert isinstance(send, Send)
         assert (send.replica, send.work_ids) == (replica, (job.job_id,))
@@ -386,7 +418,12 @@ class LedgerMachine(RuleBasedStateMachine):
         if not hasattr(self, "ledger"):
             return
         assert self.ledger.num_jobs == len(self.jobs())
-        assert self.ledger.num_items == sum(len(work.jobs) for work in self.works.values() if work.counts)
+        counted = [work for work in self.works.values() if work.counts]
+        assert self.ledger.num_items == sum(len(work.jobs) for work in counted)
+        assert self.ledger.num_tokens >= sum(
+            work.first.cost_tokens for work in counted if work.first.job_id in work.jobs
+        )
+        assert counted or self.ledger.num_tokens == 0
         for replica in self.replicas:
             load = self.ledger.load(replica)
             assert load.outstanding_items == len(self.at(replica))
@@ -399,7 +436,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for work_id in self.waiting():
             work = self.works[work_id]
             free = {replica for replica in self.replicas if self.has_room(work, replica)}
-            assert not any(self.may_go(work.digest, replica) for replica in free), "it waits although there is room"
+            assert not any(self.may_go(work, replica) for replica in free), "it waits although there is room"
             if not free:
                 break  # the younger must not overtake it
 

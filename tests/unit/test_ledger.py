@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from spmd_encoder.api.types import HeldResult, OutputKind
 from spmd_encoder.dispatcher.commands import Command, Deliver, Fail, NewJob, Send, Withdraw
 from spmd_encoder.dispatcher.directory import Directory
 from spmd_encoder.dispatcher.ledger import Ledger
 from spmd_encoder.errors import EncoderError, ErrorCode
+
+KEPT = HeldResult(kind=OutputKind.TOKENS, shape=(1, 2), dtype="float32", num_tokens=1, grid=None)
 
 
 def ledger(
@@ -400,8 +403,8 @@ def test_each_job_has_its_own_time() -> None:
 def test_an_item_goes_where_its_result_is_held_and_costs_next_to_nothing_there() -> None:
     book = ledger(2, known=10)
     book.submit([job(1, "x", cost=50), job(2, "y", cost=50)], 0.0)
-    book.completed(1, 2)
-    book.completed(0, 1)
+    book.completed(1, 2, KEPT)
+    book.completed(0, 1, KEPT)
     book.submit([job(3, cost=9), job(4, cost=9)], 0.0)
     assert placed(book.submit([job(5, "x", cost=50), job(6, "y", cost=50)], 0.0)) == {0: (5,), 1: (6,)}
     assert [book.load(replica).outstanding_tokens for replica in (0, 1)] == [10, 10]
@@ -412,21 +415,21 @@ def test_an_item_goes_where_its_result_is_held_and_costs_next_to_nothing_there()
 def test_where_it_is_held_may_have_no_room() -> None:
     book = ledger(2, items=1, known=10)
     book.submit([job(1, "x")], 0.0)
-    book.completed(0, 1)
+    book.completed(0, 1, KEPT)
     book.submit([job(2), job(3)], 0.0)
     assert book.submit([job(4, "x")], 0.0) == []
-    assert placed(book.completed(1, 3) or book.completed(1, 2)) == {1: (4,)}
+    assert placed(book.completed(1, 3, KEPT) or book.completed(1, 2, KEPT)) == {1: (4,)}
 
 
 def test_what_a_replica_has_dropped_is_not_held() -> None:
     book = ledger(2, known=10)
     book.submit([job(1, "x"), job(2, "y")], 0.0)
-    book.completed(0, 1)
-    book.completed(1, 2)
+    book.completed(0, 1, KEPT)
+    book.completed(1, 2, KEPT)
     book.evicted(1, [("x", "tokens")])
     book.submit([job(3, cost=9)], 0.0)
     assert placed(book.submit([job(4, "x")], 0.0)) == {0: (4,)}, "another replica cannot drop it"
-    book.completed(0, 4)
+    book.completed(0, 4, KEPT)
     book.evicted(0, [("x", "tokens")])
     assert placed(book.submit([job(5, "x")], 0.0)) == {1: (5,)}
     book.replica_lost(1, (), 0.0)
@@ -438,5 +441,5 @@ def test_what_a_replica_has_dropped_is_not_held() -> None:
 def test_the_directory_is_bounded() -> None:
     book = Directory(2)
     for number in range(5):
-        book.learn((f"d{number}", ""), 0)
-    assert (len(book), book.home(("d4", "")), book.home(("d0", ""))) == (2, 0, None)
+        book.learn((f"d{number}", ""), 0, KEPT)
+    assert (len(book), book.holders(("d4", "")), book.holders(("d0", ""))) == (2, (0,), ())

@@ -57,9 +57,17 @@ def test_gauges_follow() -> None:
     assert value(metrics, "scheduler_queue_items", dp_rank="0") == 0
     assert value(metrics, "scheduler_running_items", dp_rank="0") == 1
     state = ReadyState(ready=True, started=True, draining=False, replicas_ready=1, replicas=3)
-    metrics.gauges(state, jobs=4, inflight_bytes=99, retried=2, joined=3)
-    names = ("replicas_ready", "replicas", "items_in_hand", "inflight_bytes", "items_retried", "items_joined")
-    assert [value(metrics, name) for name in names] == [1, 3, 4, 99, 2, 3]
+    metrics.gauges(state, jobs=4, tokens=5, inflight_bytes=99, retried=2, joined=3)
+    names = (
+        "replicas_ready",
+        "replicas",
+        "items_in_hand",
+        "tokens_in_hand",
+        "inflight_bytes",
+        "items_retried",
+        "items_joined",
+    )
+    assert [value(metrics, name) for name in names] == [1, 3, 4, 5, 99, 2, 3]
 
 
 def test_items_and_refusals_are_counted_by_kind() -> None:

@@ -25,6 +25,7 @@ STATUS = MappingProxyType(
         ErrorCode.MEDIA_CORRUPT: StatusCode.INVALID_ARGUMENT,
         ErrorCode.FETCH_FORBIDDEN: StatusCode.PERMISSION_DENIED,
         ErrorCode.FETCH_FAILED: StatusCode.FAILED_PRECONDITION,
+        ErrorCode.NOT_FOUND: StatusCode.NOT_FOUND,
         ErrorCode.QUEUE_FULL: StatusCode.RESOURCE_EXHAUSTED,
         ErrorCode.OVERLOADED: StatusCode.RESOURCE_EXHAUSTED,
         ErrorCode.NOT_READY: StatusCode.UNAVAILABLE,

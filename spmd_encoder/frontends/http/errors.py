@@ -19,6 +19,7 @@ STATUS = MappingProxyType(
         ErrorCode.MEDIA_CORRUPT: 422,
         ErrorCode.FETCH_FORBIDDEN: 403,
         ErrorCode.FETCH_FAILED: 422,
+        ErrorCode.NOT_FOUND: 404,
         ErrorCode.QUEUE_FULL: 429,
         ErrorCode.OVERLOADED: 503,
         ErrorCode.NOT_READY: 503,

@@ -15,6 +15,7 @@ STATUS = MappingProxyType(
         ErrorCode.MEDIA_CORRUPT: 400,
         ErrorCode.FETCH_FORBIDDEN: 400,
         ErrorCode.FETCH_FAILED: 400,
+        ErrorCode.NOT_FOUND: 400,
         ErrorCode.QUEUE_FULL: 503,
         ErrorCode.OVERLOADED: 503,
         ErrorCode.NOT_READY: 503,
