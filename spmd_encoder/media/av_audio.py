@@ -8,6 +8,7 @@ from typing import cast
 import av
 import numpy as np
 from av.audio.frame import AudioFrame
+from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.container import InputContainer
 
@@ -25,6 +26,10 @@ DECODERS = (
 )
 """FFmpeg's names of what is decoded."""
 MIN_RATE, MAX_RATE = 1_000, 768_000
+MOST_CHANNELS = 64
+"""As many as libswresample takes."""
+_PLANES = 8
+"""Those that an AVFrame has room for (AV_NUM_DATA_POINTERS)."""
 _MOST_SECONDS = 1e6
 _SELF_SYNCHRONISING = frozenset({"mp3float"})
 """What lies between the frames of such a stream (tags, remains of a cut) is passed over, as players do."""
@@ -105,7 +110,16 @@ def _frames(container: InputContainer, stream: AudioStream, facts: Facts) -> Ite
 
 
 def mono(frame: AudioFrame) -> Samples:
-    """`[n]`: the mean of the channels, from -1 to 1. Exact for one channel of up to 24 bits."""
+    """`[n]`: the mean of the channels, from -1 to 1. Exact for one channel of up to 24 bits.
+
+    Raises `EncoderError` MEDIA_UNSUPPORTED above `MOST_CHANNELS`.
+    """
+    if (num_channels := frame.layout.nb_channels) > MOST_CHANNELS:
+        raise EncoderError(
+            ErrorCode.MEDIA_UNSUPPORTED, f"the sound has {num_channels} channels, more than {MOST_CHANNELS}"
+        )
+    if frame.format.is_planar and num_channels >= _PLANES:
+        frame = _packed(frame)
     values = frame.to_ndarray()
     channels = values if frame.format.is_planar else values.reshape(frame.samples, -1).T
     samples: Samples = channels[0].astype(np.float32)
@@ -118,3 +132,14 @@ def mono(frame: AudioFrame) -> Samples:
         case "i":
             samples /= np.float32(2 ** (8 * values.dtype.itemsize - 1))
     return samples
+
+
+def _packed(frame: AudioFrame) -> AudioFrame:
+    """With the channels of each sample side by side.
+
+    PyAV looks for the planes' end by a null pointer, which is not there when they are as many as an AVFrame has room
+    for, or more: it would read whatever lies behind.
+    """
+    converter = AudioResampler(format=frame.format.packed, layout=frame.layout, rate=frame.sample_rate)
+    (packed,) = converter.resample(frame)
+    return packed

@@ -26,10 +26,10 @@ from spmd_encoder.media.facts import Facts
 from spmd_encoder.media.film_limits import (
     check_bytes,
     check_chosen,
-    check_packets,
     check_pixels,
-    check_seconds,
     check_walked,
+    film_too_long,
+    too_many_packets,
 )
 from spmd_encoder.media.rgb import to_rgb, turn_of
 from spmd_encoder.media.timeline import Packets, Run, Timeline
@@ -78,26 +78,24 @@ def decode(data: Buffer, facts: Facts, choose: Callable[[FilmInfo], Sequence[int
 def _survey(data: Buffer, facts: Facts, limits: FilmLimits) -> tuple[Timeline, VideoFrame]:
     """When each frame is shown, by the packets that are there, and the first frame that can be decoded."""
     packets, first, walked = Packets(), None, 0
-    earliest = latest = None
     with _track(data, facts, limits) as (container, stream):
         unit, rate = stream.time_base, stream.average_rate
         if unit is None:
             raise ValueError("no unit of time")
+        longest = limits.max_seconds / float(unit)
+        is_vp8 = stream.codec_context.name == "vp8"
         for packet in _packets(container, stream):
-            time = _time(packet, packets)
-            is_shown = _is_shown(packet, stream)
-            packets.add(time, is_key=packet.is_keyframe, is_shown=is_shown)
-            check_packets(len(packets), MOST_PACKETS)
-            if is_shown:
-                earliest = time if earliest is None else min(earliest, time)
-                latest = time if latest is None else max(latest, time)
-                check_seconds((latest - earliest) * float(unit), limits)
+            packets.add(_time(packet, packets), is_key=packet.is_keyframe, is_shown=_is_shown(packet, is_vp8=is_vp8))
+            if packets.span > longest:
+                raise film_too_long(limits)
+            if len(packets) > MOST_PACKETS:
+                raise too_many_packets(MOST_PACKETS)
             if first is None:
                 walked += 1
                 check_walked(walked, limits)
                 first = next(_sound_frames(stream, packet), None)
         first = first or next(_sound_frames(stream, None), None)
-    if first is None or latest is None:
+    if first is None or not any(packets.shown):
         raise EncoderError(ErrorCode.MEDIA_CORRUPT, "no frame of the film can be decoded")
     check_pixels(first.width, first.height, limits.max_pixels)
     return Timeline(packets, unit, rate), first
@@ -172,11 +170,11 @@ def _time(packet: Packet[VideoStream], before: Packets) -> int:
     return before.times[-1] + max(1, packet.duration or 0) if before.times else 0
 
 
-def _is_shown(packet: Packet[VideoStream], stream: VideoStream) -> bool:
+def _is_shown(packet: Packet[VideoStream], *, is_vp8: bool) -> bool:
     """Not what an edit list cuts away, nor a picture of VP8 that others only refer to."""
     if packet.is_discard:
         return False
-    return stream.codec_context.name != "vp8" or bool(memoryview(packet)[0] & _VP8_SHOWN)
+    return not is_vp8 or bool(memoryview(packet)[0] & _VP8_SHOWN)
 
 
 def _sound_frames(stream: VideoStream, packet: Packet[VideoStream] | None) -> Iterator[VideoFrame]:

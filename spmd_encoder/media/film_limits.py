@@ -18,7 +18,7 @@ def check_pixels(width: int, height: int, max_pixels: int | None) -> None:
 
 def check_seconds(seconds: float, limits: FilmLimits) -> None:
     if seconds > limits.max_seconds:
-        raise _too_large(f"the film lasts longer than the limit of {limits.max_seconds:g} s (--max-video-seconds)")
+        raise film_too_long(limits)
 
 
 def check_chosen(indices: Sequence[int], info: FilmInfo, limits: FilmLimits) -> None:
@@ -48,9 +48,12 @@ def check_walked(num_frames: int, limits: FilmLimits) -> None:
         )
 
 
-def check_packets(num_packets: int, most: int) -> None:
-    if num_packets > most:
-        raise _too_large(f"the film has more than {most} frames")
+def film_too_long(limits: FilmLimits) -> EncoderError:
+    return _too_large(f"the film lasts longer than the limit of {limits.max_seconds:g} s (--max-video-seconds)")
+
+
+def too_many_packets(most: int) -> EncoderError:
+    return _too_large(f"the film has more than {most} frames")
 
 
 def _too_large(message: str) -> EncoderError:

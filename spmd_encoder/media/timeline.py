@@ -20,16 +20,30 @@ _SAME_RATE = 0.2
 
 @dataclass
 class Packets:
-    """The packets of a picture track in the order of decoding: when each is shown, or None, and what it holds."""
+    """The packets of a picture track in the order of decoding: when each is shown, and whether it is.
+
+    `span` is from the first to the last that is shown, in the units of their times.
+    """
 
     times: list[int] = field(default_factory=list)
     keys: list[bool] = field(default_factory=list)
     shown: list[bool] = field(default_factory=list)
+    span: int = 0
+    _earliest: int | None = None
 
     def add(self, time: int, *, is_key: bool, is_shown: bool) -> None:
         self.times.append(time)
         self.keys.append(is_key)
         self.shown.append(is_shown)
+        if not is_shown:
+            return
+        if self._earliest is None:
+            self._earliest = time
+        elif time < self._earliest:
+            self.span += self._earliest - time
+            self._earliest = time
+        elif time - self._earliest > self.span:
+            self.span = time - self._earliest
 
     def __len__(self) -> int:
         return len(self.times)

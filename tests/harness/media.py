@@ -30,9 +30,9 @@ def sound(
     cover: bool = False,
     muxer: Mapping[str, str] | None = None,
 ) -> bytes:
-    """A file of `channels` `[n]` or `[2, n]`, as they are; with `cover`, beside a picture track."""
+    """A file of `channels` `[n]`, or `[k, n]` with k of 1, 2, 6 or 8; with `cover`, beside a picture track."""
     values = np.atleast_2d(channels).astype(np.float32)
-    layout = {1: "mono", 2: "stereo"}[len(values)]
+    layout = {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}[len(values)]
     out = io.BytesIO()
     with av.open(out, "w", format=container, options=dict(muxer or {})) as file:
         if cover:
@@ -43,7 +43,7 @@ def sound(
         if cover:
             for packet in (*pictures.encode(av.VideoFrame(32, 32)), *pictures.encode(None)):
                 file.mux(packet)
-        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(values), format="fltp", layout=layout)
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(values.T).reshape(1, -1), format="flt", layout=layout)
         frame.sample_rate, frame.pts = rate, 0
         pieces = av.AudioResampler(
             format=stream.format.name, layout=layout, rate=rate, frame_size=stream.codec_context.frame_size or 4096

@@ -122,6 +122,18 @@ def test_channels_are_averaged() -> None:
     assert np.abs(got - (left + right) / 2).max() < 1e-4
 
 
+@pytest.mark.parametrize("num_channels", [6, 8])
+@pytest.mark.parametrize(("container", "codec"), [("flac", "flac"), ("ipod", "aac"), ("ogg", "libopus")])
+def test_surround_is_averaged_too(container: str, codec: str, num_channels: int) -> None:
+    tones = np.stack([tone(48_000, 48_000, 200 + 100 * index) for index in range(num_channels)])
+    data = sound(container, codec, 48_000, tones, {"b": "512k"} if codec != "flac" else {})
+    got = decode(data, 48_000, 5).samples
+    if codec == "flac":
+        assert np.abs(got - tones.mean(axis=0)).max() < 1e-4
+    else:  # the channel of low frequencies loses some of its own
+        assert off_by(got, tones.mean(axis=0), 4800) < 0.5
+
+
 def test_the_sound_of_a_film_is_taken() -> None:
     signal = tone(48_000, 48_000)
     for container, codec in (("mp4", "aac"), ("matroska", "flac"), ("mov", "pcm_s16le")):
