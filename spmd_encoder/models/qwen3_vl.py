@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLForConditionalGeneration
@@ -17,6 +19,11 @@ from spmd_encoder.models.qwen_video import Qwen3Films
 from spmd_encoder.models.qwen_vl import ATTENTION, TOWER, QwenVLAdapter, tiny_whole
 from spmd_encoder.models.sharding import Split, TowerPlan
 from spmd_encoder.models.tiny import write_random
+
+
+def _levels(vision: Any) -> int:
+    """How many of the tower's layers go to the language model beside the last; Qwen3.5 has none of them."""
+    return len(getattr(vision, "deepstack_visual_indexes", ()))
 
 
 def _run_merger(merger: nn.Module, hidden: Tensor) -> Tensor:
@@ -41,32 +48,35 @@ class Qwen3VLAdapter(QwenVLAdapter):
 
     model_types = ("qwen3_vl",)
     family = "qwen3_vl"
-    model_class = Qwen3VLForConditionalGeneration
+    model_class: ClassVar[type[PreTrainedModel]] = Qwen3VLForConditionalGeneration
     films = Qwen3Films
-    config_class = Qwen3VLConfig
+    config_class: ClassVar[type[PreTrainedConfig]] = Qwen3VLConfig
+    tiny_language: ClassVar[Mapping[str, Any]] = MappingProxyType({"head_dim": 12})
+    """What the language half of the family's tiny configuration has beside the usual."""
+    tiny_levels: ClassVar[Mapping[str, Any]] = MappingProxyType({"deepstack_visual_indexes": [1, 2]})
 
     @classmethod
     def plan(cls, vision: Any) -> TowerPlan:
         # The levels' mergers are cut too: each is larger than two blocks.
-        levels = range(len(vision.deepstack_visual_indexes))
         return TowerPlan(
             blocks=f"{TOWER}.blocks",
             num_blocks=vision.depth,
             in_block=(ATTENTION, feed_forward("linear_fc1", row="linear_fc2", activation="act_fn")),
-            once=(_merger("merger"), *(_merger(f"deepstack_merger_list.{level}") for level in levels)),
+            once=(_merger("merger"), *(_merger(f"deepstack_merger_list.{level}") for level in range(_levels(vision)))),
         )
 
     @classmethod
     def width(cls, vision: Any) -> int:
-        return int(vision.out_hidden_size) * (1 + len(vision.deepstack_visual_indexes))
+        return int(vision.out_hidden_size) * (1 + _levels(vision))
 
     def rows(self, out: Any) -> Sequence[Tensor]:
-        return [torch.cat(parts, dim=-1) for parts in zip(out.pooler_output, *out.deepstack_features, strict=True)]
+        levels = getattr(out, "deepstack_features", ())
+        return [torch.cat(parts, dim=-1) for parts in zip(out.pooler_output, *levels, strict=True)]
 
     @classmethod
     def tiny_checkpoint(cls, out: Path, seed: int) -> None:
         whole = tiny_whole(48)
-        config = Qwen3VLConfig(
+        config = cls.config_class(
             **whole
             | {
                 "vision_config": {
@@ -76,9 +86,9 @@ class Qwen3VLAdapter(QwenVLAdapter):
                     "num_heads": 4,
                     "out_hidden_size": 48,
                     "num_position_embeddings": 64,
-                    "deepstack_visual_indexes": [1, 2],
+                    **cls.tiny_levels,
                 },
-                "text_config": whole["text_config"] | {"head_dim": 12},
+                "text_config": whole["text_config"] | cls.tiny_language,
             }
         )
         # As the real ones have it, with fewer pixels: they take 65536 at the least.

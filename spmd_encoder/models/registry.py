@@ -97,6 +97,36 @@ FAMILIES: tuple[FamilyEntry, ...] = (
         tower_keys=("visual.", "model.visual."),
     ),
     FamilyEntry(
+        family="qwen3_vl_moe",
+        model_types=("qwen3_vl_moe",),
+        adapter="spmd_encoder.models.qwen3_vl_moe:Qwen3VLMoeAdapter",
+        preload=(
+            "transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe",
+            "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
+        ),
+        tower_keys=("visual.", "model.visual."),
+    ),
+    FamilyEntry(
+        family="qwen3_5",
+        model_types=("qwen3_5",),
+        adapter="spmd_encoder.models.qwen3_5:Qwen35Adapter",
+        preload=(
+            "transformers.models.qwen3_5.modeling_qwen3_5",
+            "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
+        ),
+        tower_keys=("visual.", "model.visual."),
+    ),
+    FamilyEntry(
+        family="qwen3_5_moe",
+        model_types=("qwen3_5_moe",),
+        adapter="spmd_encoder.models.qwen3_5:Qwen35MoeAdapter",
+        preload=(
+            "transformers.models.qwen3_5_moe.modeling_qwen3_5_moe",
+            "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
+        ),
+        tower_keys=("visual.", "model.visual."),
+    ),
+    FamilyEntry(
         family="llava",
         model_types=("llava",),
         adapter="spmd_encoder.models.llava:LlavaAdapter",

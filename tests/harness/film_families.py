@@ -30,4 +30,7 @@ FILM_REFERENCES: dict[str, FilmReference] = {
     "qwen2_5_vl": _qwen,
     "qwen2_vl": _qwen,
     "qwen3_vl": _qwen_deepstack,
+    "qwen3_vl_moe": _qwen_deepstack,
+    "qwen3_5": _qwen,
+    "qwen3_5_moe": _qwen,
 }
