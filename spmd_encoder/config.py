@@ -98,6 +98,11 @@ class LimitsConfig:
         None, "processes per replica that decode and preprocess (default: half of the leader's share of cores, 1 to 8)"
     )
     preprocess_timeout_s: float = flag(20.0, "an item that takes longer to decode and preprocess fails")
+    preparer_memory_bytes: int | None = flag(
+        None,
+        "most memory that a preparer takes for an item, beside what it takes by itself; 0: no limit (default: what "
+        "items within the other limits may need, for pictures with the default ones 3 GB)",
+    )
     cache_bytes: int = flag(
         256 * 2**20, "bytes of results that each replica keeps, to answer equal items without a forward; 0 is off"
     )
@@ -296,7 +301,13 @@ def _build(values: Mapping[str, Any]) -> Config:
     return Config(**sections, faults=values.get("faults", ""))
 
 
-_MAY_BE_ZERO = frozenset({"port", "grpc_port", "cache_bytes", "max_queued_tokens", "media_url_max_file_size_mb"})
+LEAST_PREPARER_BYTES = 2**28
+_MAY_BE_ZERO = frozenset(
+    {
+        *("port", "grpc_port", "cache_bytes", "max_queued_tokens", "media_url_max_file_size_mb"),
+        "preparer_memory_bytes",
+    }
+)
 
 
 def _validate(config: Config) -> None:
@@ -308,6 +319,8 @@ def _validate(config: Config) -> None:
     for name, port in (("--port", config.server.port), ("--grpc-port", config.server.grpc_port)):
         if port is not None and not 0 <= port <= 65535:
             raise StartupError(f"{name} must be 0 to 65535, not {port}", exit_code=2)
+    if 0 < (config.limits.preparer_memory_bytes or 0) < LEAST_PREPARER_BYTES:
+        raise StartupError(f"--preparer-memory-bytes must be 0 or at least {LEAST_PREPARER_BYTES}", exit_code=2)
     class_path(config.sglang.sglang_embedding_class)
     check_bootstraps(config.sglang.encoder_register_urls)
     check_hosts(config.destinations.push_allowed_hosts)

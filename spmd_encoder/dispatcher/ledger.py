@@ -25,7 +25,12 @@ from spmd_encoder.errors import EncoderError, ErrorCode, time_over
 
 HIT_TOKENS = 1
 """What a work costs where its result is held already."""
-_NOT_RUN = frozenset({ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DRAINING, ErrorCode.NOT_FOUND})
+_NOT_RUN = frozenset(
+    {
+        *(ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DRAINING, ErrorCode.NOT_FOUND),
+        ErrorCode.OVERLOADED,
+    }
+)
 """Failures that say nothing of the input."""
 
 

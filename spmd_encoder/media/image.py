@@ -29,6 +29,7 @@ from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.base import Buffer, Header
 from spmd_encoder.media.header import HeaderError, HeaderTooLongError, check_avif, read_size
 from spmd_encoder.media.jpeg import check_scans
+from spmd_encoder.media.memory import is_out_of_memory, out_of_memory
 from spmd_encoder.media.pixels import Background, bare, normalise_transparency, orientation, to_rgb, upright
 
 log = logging.getLogger(__name__)
@@ -196,6 +197,8 @@ def _undecodable(name: str, error: Exception) -> EncoderError:
     Those may quote the file's bytes.
     """
     log.debug("a %s picture failed with %s", name, type(error).__name__)
+    if is_out_of_memory(error):
+        return out_of_memory()
     if name == "PNG" and isinstance(error, ValueError) and _TOO_MUCH_TEXT.search(str(error)):
         return EncoderError(
             ErrorCode.TOO_LARGE,

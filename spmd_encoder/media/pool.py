@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from spmd_encoder.api.processes import StartedProcess
 from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.media.cpu_time import cpu_seconds
 from spmd_encoder.media.refusals import KEPT_S, Refusals
 from spmd_encoder.wire.codec import WireError
 from spmd_encoder.wire.messages import FromPreparer, Prepare, PreparedItem, PrepareFailed, PreparerReady
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 TRIES = 2
 """A decoder may also be killed from outside: an item is to blame when it took two with it."""
+LEAST_CPU_SHARE = 0.5
+"""Of its time. An item that had less of a processor is not slow: the machine is busy, or the process stood still."""
 START_PAUSE_S = 0.5
 END_TIMEOUT_S = 2.0
 MAX_PREPARED_BYTES = 8 * 2**30
@@ -55,7 +58,7 @@ class _Slot:
 
 
 class PreparerPool:
-    """`start` starts one process; `pids` are those that live."""
+    """`start` starts one process; `pids` are those that live. `cpu_seconds` tells a process's time on processors."""
 
     def __init__(
         self,
@@ -63,8 +66,10 @@ class PreparerPool:
         num_processes: int,
         *,
         timeout_s: float,
+        cpu_seconds: Callable[[int], float | None] = cpu_seconds,
     ) -> None:
         self._start = start
+        self._cpu_seconds = cpu_seconds
         self._timeout_s = timeout_s
         self._slots = [_Slot() for _ in range(num_processes)]
         self._idle: asyncio.Queue[_Slot] = asyncio.Queue()
@@ -82,7 +87,8 @@ class PreparerPool:
 
     async def run(self, request: Prepare, media: bytes | memoryview) -> Prepared:
         """Have one item prepared. Raises EncoderError: what the process says, or MEDIA_CORRUPT where the item killed
-        two processes or took longer than the timeout; equal items are then refused at once for `KEPT_S`.
+        two processes or took longer than the timeout; equal items are then refused at once for `KEPT_S`. OVERLOADED,
+        and nothing is remembered, where it took longer because it had no processor.
 
         Cancelling it gives up the answer; the process is used again when it is done with the item.
         """
@@ -130,16 +136,15 @@ class PreparerPool:
     async def _ask(self, slot: _Slot, request: Prepare, media: bytes | memoryview) -> Prepared:
         assert slot.process is not None
         process = slot.process
+        before = self._cpu_seconds(process.pid)
         exchange = self._in_thread(_exchange, process.sock, request, media)
         done, _ = await asyncio.wait({exchange}, timeout=self._timeout_s)
         if not done:
+            had = self._cpu_seconds(process.pid)
             process.kill()  # which also ends the exchange
             await asyncio.wait({exchange})
             await self._lose(slot)
-            raise self._refused(
-                request,
-                f"the item was not decoded and preprocessed within {self._timeout_s:g} s (--preprocess-timeout-s)",
-            )
+            raise self._too_slow(request, None if before is None or had is None else had - before)
         match exchange.result():
             case PrepareFailed(code=code, message=message), _:
                 raise EncoderError(code, message)
@@ -149,6 +154,15 @@ class PreparerPool:
     def _check(self, request: Prepare) -> None:
         if (reason := self._refusals.reason(request.digest, time.monotonic())) is not None:
             raise EncoderError(ErrorCode.MEDIA_CORRUPT, reason)
+
+    def _too_slow(self, request: Prepare, cpu_s: float | None) -> EncoderError:
+        """`cpu_s`: the processor's time that it had. The item is to blame only where it had most of the time."""
+        why = f"the item was not decoded and preprocessed within {self._timeout_s:g} s (--preprocess-timeout-s)"
+        if cpu_s is None or cpu_s >= self._timeout_s * LEAST_CPU_SHARE:
+            return self._refused(request, why)
+        return EncoderError(
+            ErrorCode.OVERLOADED, f"{why}: it had a processor for {cpu_s:.1f} s of these; try again later"
+        )
 
     def _refused(self, request: Prepare, why: str) -> EncoderError:
         reason = f"{why}; equal items are refused for {KEPT_S / 60:g} minutes"

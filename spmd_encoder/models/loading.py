@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import StartupError
 from spmd_encoder.models import registry
 from spmd_encoder.models.base import FamilyAdapter, LoadContext, Preprocessor
@@ -31,6 +32,11 @@ def load_adapter(folder: Path, context: LoadContext) -> FamilyAdapter:
 def load_preprocessor(folder: Path) -> Preprocessor:
     """Only what makes features for the checkpoint in `folder`. Raises StartupError."""
     return adapter_class(registry.find(read_model_type(folder))).load_preprocessor(folder)
+
+
+def modalities_of(folder: Path) -> tuple[Modality, ...]:
+    """What the family of the checkpoint in `folder` takes. Raises StartupError."""
+    return adapter_class(registry.find(read_model_type(folder))).modalities
 
 
 def resolve_dtype(wanted: str, folder: Path) -> torch.dtype:

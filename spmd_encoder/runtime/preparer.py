@@ -24,9 +24,10 @@ from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media import audio, image, video
 from spmd_encoder.media.base import FilmInfo, FilmLimits
 from spmd_encoder.media.frames import is_packed
+from spmd_encoder.media.memory import default_memory_bytes, is_out_of_memory, limit_memory, out_of_memory
 from spmd_encoder.media.pixels import Background
 from spmd_encoder.models.base import Features, Preprocessor
-from spmd_encoder.models.loading import load_preprocessor
+from spmd_encoder.models.loading import load_preprocessor, modalities_of
 from spmd_encoder.observability.logging import Origin, set_up_logging
 from spmd_encoder.runtime.features import tensor_bytes
 from spmd_encoder.wire.messages import Prepare, PreparedItem, PrepareFailed, PreparerReady, PreparerSpec
@@ -51,6 +52,8 @@ def run_preparer(spec: PreparerSpec, sock: socket.socket) -> int:
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     torch.set_num_threads(1)
     preparer = Preparer(load_preprocessor(Path(spec.folder)), Faults.parse(config.faults), config)
+    most = config.limits.preparer_memory_bytes
+    limit_memory(default_memory_bytes(config, modalities_of(Path(spec.folder))) if most is None else most)
     wire: FrameSocket[Prepare] = FrameSocket(sock, Prepare)
     try:
         wire.send(PreparerReady())
@@ -93,16 +96,12 @@ class Preparer:
         media = wire.receive_frame(request.media_bytes)
         self._faults.before_preprocess(request.digest)
         try:
-            features = self._features(request, media)
-        except EncoderError as error:
-            wire.send(PrepareFailed(code=error.code, message=error.message))
+            item, buffers = _reply(self._features(request, media))
         except Exception as error:
-            # Whatever a decoder or processor raises is said of this item alone.
-            log.warning("preparing item %s failed: %s", request.digest, type(error).__name__, exc_info=error)
-            message = f"cannot be preprocessed ({type(error).__name__})"
-            wire.send(PrepareFailed(code=ErrorCode.MEDIA_CORRUPT, message=message))
+            failure = _failure(error, request.digest)
+            wire.send(PrepareFailed(code=failure.code, message=failure.message))
         else:
-            _send(wire, features)
+            wire.send(item, buffers)
 
     def _features(self, request: Prepare, media: bytearray) -> Features:
         preprocessor = self._preprocessor
@@ -122,7 +121,17 @@ def _all_frames(info: FilmInfo) -> Sequence[int]:
     return range(info.num_frames)
 
 
-def _send(wire: FrameSocket[Prepare], features: Features) -> None:
+def _failure(error: Exception, digest: str) -> EncoderError:
+    """Whatever a decoder or processor raises is said of its item alone."""
+    if isinstance(error, EncoderError):
+        return error
+    if is_out_of_memory(error):
+        return out_of_memory()
+    log.warning("preparing item %s failed: %s", digest, type(error).__name__, exc_info=error)
+    return EncoderError(ErrorCode.MEDIA_CORRUPT, f"cannot be preprocessed ({type(error).__name__})")
+
+
+def _reply(features: Features) -> tuple[PreparedItem, list[memoryview]]:
     buffers = [tensor_bytes(tensor) for tensor in features.tensors.values()]
     item = PreparedItem(
         num_tokens=features.num_tokens,
@@ -133,4 +142,4 @@ def _send(wire: FrameSocket[Prepare], features: Features) -> None:
         tensors=specs_of(features.tensors),
         tensor_bytes=tuple(len(buffer) for buffer in buffers),
     )
-    wire.send(item, buffers)
+    return item, buffers

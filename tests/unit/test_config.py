@@ -39,7 +39,11 @@ def usage_error(argv: Sequence[str], environ: dict[str, str] | None = None) -> s
     return message
 
 
-SPECIAL = {"encoder_register_urls": ("http://one.example:8997",), "sglang_embedding_class": "a.b:C"}
+SPECIAL = {
+    "encoder_register_urls": ("http://one.example:8997",),
+    "sglang_embedding_class": "a.b:C",
+    "preparer_memory_bytes": 2**28,
+}
 
 
 def another_value(field: dataclasses.Field[Any]) -> Any:

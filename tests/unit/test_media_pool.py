@@ -15,6 +15,7 @@ import pytest
 
 from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.media.cpu_time import cpu_seconds
 from spmd_encoder.media.pool import Prepared, PreparerPool
 from spmd_encoder.wire.messages import Prepare
 
@@ -73,9 +74,13 @@ async def start(load_s: float = 0.0) -> Child:
 
 @asynccontextmanager
 async def pool_of(
-    size: int, *, timeout_s: float = 60.0, starter: Callable[[], Awaitable[Child]] = start
+    size: int,
+    *,
+    timeout_s: float = 60.0,
+    starter: Callable[[], Awaitable[Child]] = start,
+    cpu_seconds: Callable[[int], float | None] = cpu_seconds,
 ) -> AsyncIterator[PreparerPool]:
-    pool = PreparerPool(starter, size, timeout_s=timeout_s)
+    pool = PreparerPool(starter, size, timeout_s=timeout_s, cpu_seconds=cpu_seconds)
     try:
         yield pool
     finally:
@@ -151,7 +156,7 @@ async def test_what_kills_its_decoder_fails_alone_and_is_tried_twice() -> None:
 
 async def test_what_cost_a_decoder_is_refused_at_once_the_next_time() -> None:
     starts = Starts()
-    async with pool_of(1, timeout_s=2.0, starter=starts) as pool:
+    async with pool_of(1, timeout_s=2.0, starter=starts, cpu_seconds=Busy(1.0)) as pool:
         await settled(pool, 1)
         for media, deaths in ((b"die", 2), (b"hang", 1)):
             before = starts.count
@@ -180,14 +185,72 @@ async def test_a_decoder_killed_from_outside_costs_nobody_anything() -> None:
 
 
 async def test_a_stopped_decoder_is_replaced_at_the_timeout() -> None:
+    """It had no processor, so that its item is not to blame, and may be tried again at once."""
     async with pool_of(1, timeout_s=3.0) as pool:
-        assert await ask(pool, b"abc") == b"cba"
-        before = pool.pids
-        error = await error_of(pool, b"hang")
-        assert error.code is ErrorCode.MEDIA_CORRUPT
-        assert "--preprocess-timeout-s" in error.message
-        assert await ask(pool, b"abc") == b"cba"
-        assert pool.pids != before
+        for _ in range(2):
+            assert await ask(pool, b"abc") == b"cba"
+            before = pool.pids
+            error = await error_of(pool, b"hang")
+            assert error.code is ErrorCode.OVERLOADED
+            assert "--preprocess-timeout-s" in error.message and "0.0 s of these" in error.message
+            assert await ask(pool, b"abc") == b"cba"
+            assert pool.pids != before
+
+
+class Busy:
+    """Tells of a process that it had `seconds` more of a processor whenever it is asked; None: it cannot tell."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._had = 0.0
+
+    def __call__(self, pid: int) -> float | None:
+        if self._seconds is not None:
+            self._had += self._seconds
+        return self._had if self._seconds is not None else None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "code"),
+    [
+        (0.9, ErrorCode.OVERLOADED),
+        (1.0, ErrorCode.MEDIA_CORRUPT),
+        (2.0, ErrorCode.MEDIA_CORRUPT),
+        (None, ErrorCode.MEDIA_CORRUPT),
+    ],
+)
+async def test_only_what_had_a_processor_half_of_its_time_is_slow(seconds: float | None, code: ErrorCode) -> None:
+    starts = Starts()
+    async with pool_of(1, timeout_s=2.0, starter=starts, cpu_seconds=Busy(seconds)) as pool:
+        await settled(pool, 1)
+        errors = [await error_of(pool, b"hang") for _ in range(2)]
+        assert {error.code for error in errors} == {code}
+        await settled(pool, 1)
+        assert starts.count == (3 if code is ErrorCode.OVERLOADED else 2), "equal items are refused at once, or tried"
+
+
+async def test_a_processs_time_is_that_of_all_its_threads() -> None:
+    script = """
+import threading, time
+
+def burn():
+    while time.process_time() < 0.5:
+        pass
+
+thread = threading.Thread(target=burn)
+thread.start()
+thread.join()
+print("done", flush=True)
+time.sleep(3600)
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    await process.stdout.readline()
+    had = cpu_seconds(process.pid)
+    assert had is not None and had >= 0.45
+    process.kill()
+    await process.wait()
+    assert cpu_seconds(process.pid) is None
 
 
 async def test_the_time_to_load_counts_for_no_item() -> None:

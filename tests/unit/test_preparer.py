@@ -26,7 +26,8 @@ pytestmark = pytest.mark.timeout(120)
 
 
 class Running:
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, pid: int, config: Config) -> None:
+        self.pid, self.config = pid, config
         self._wire: FrameSocket[FromPreparer] = FrameSocket(sock, FromPreparer)
         assert isinstance(self._wire.receive(), PreparerReady)
         self.stderr = ""
@@ -41,12 +42,15 @@ class Running:
 
 
 @contextmanager
-def preparer(folder: Path, log_level: str = "info", max_image_pixels: int = 4000) -> Iterator[Running]:
+def preparer(
+    folder: Path, log_level: str = "info", max_image_pixels: int = 4000, memory_bytes: int | None = None
+) -> Iterator[Running]:
     """One process as a leader has it; its `stderr` is whole when the context is left."""
     config = Config()
     config = dataclasses.replace(
         config,
         server=dataclasses.replace(config.server, max_image_pixels=max_image_pixels),
+        limits=dataclasses.replace(config.limits, preparer_memory_bytes=memory_bytes),
         observability=dataclasses.replace(config.observability, log_level=log_level),
     )
     ours, theirs = socket.socketpair()
@@ -62,7 +66,7 @@ def preparer(folder: Path, log_level: str = "info", max_image_pixels: int = 4000
             PreparerSpec(config=config.to_json(), folder=str(folder), rank=5, dp_rank=2, tp_rank=1, epoch=7)
         )
         ours.setblocking(True)
-        running = Running(ours)
+        running = Running(ours, process.pid, config)
         yield running
     running.stderr = process.communicate(timeout=60)[1]
     assert process.returncode == 0
