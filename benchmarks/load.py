@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.startup import circumstances
+from benchmarks.circumstances import circumstances
 
 
 def main() -> None:

@@ -1,21 +1,23 @@
-"""What a server's processes cost, by role: CPU seconds and memory from /proc. Linux only."""
+"""What processes cost: CPU seconds and memory, from the kernel and of named processes only, whatever else runs beside
+them. Linux only."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
-
-from benchmarks.startup import pss_bytes
 
 _LAUNCHERS = ("torchrun", "torch.distributed.run", "torch/distributed/run.py")
 
 
 @dataclass(frozen=True)
 class Server:
-    """The launcher's whole tree; a process that `/info` does not know is `launcher` at the top, else `other`."""
+    """The launcher's whole tree; one of which neither `/info` nor its title tells is `other`."""
 
     roles: Mapping[int, str]
     root: psutil.Process
@@ -34,37 +36,46 @@ class Server:
     def members(self) -> list[tuple[str, psutil.Process]]:
         """(role, process) of all that live now."""
         tree = [self.root, *self.root.children(recursive=True)]
-        return [(self._role(process.pid), process) for process in tree]
+        return [(self._role(process), process) for process in tree]
 
     def cpu_s(self) -> dict[int, tuple[str, float]]:
-        """User and system seconds so far, by pid; ended children are with their parent."""
+        """(role, CPU seconds so far) by pid."""
         found = {}
         for role, process in self.members():
             try:
-                found[process.pid] = (role, sum(process.cpu_times()[:2]))
-            except psutil.NoSuchProcess:
+                found[process.pid] = (role, process_cpu_s(process.pid))
+            except OSError:  # it has ended
                 continue
         return found
 
-    def cpu_outside_s(self) -> float:
-        """User and system seconds so far of this process and its children, without the server if it is one."""
-        server = {process.pid for _, process in self.members()}
-        own = psutil.Process()
-        ours = [own, *(child for child in own.children(recursive=True) if child.pid not in server)]
-        return sum(sum(process.cpu_times()[:2]) for process in ours)
+    def total_pss(self) -> int:
+        """Bytes of all but the launcher."""
+        total = 0
+        for role, process in self.members():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                total += 0 if role == "launcher" else memory_of(process.pid)["Pss"]
+        return total
 
     def pss_mib(self) -> dict[str, float]:
         """Proportional set size by role: shared pages are split, so that the sum is what the machine holds."""
         total: dict[str, float] = {}
         for role, process in self.members():
             try:
-                total[role] = total.get(role, 0.0) + pss_bytes(process.pid) / 2**20
+                total[role] = total.get(role, 0.0) + memory_of(process.pid)["Pss"] / 2**20
             except (FileNotFoundError, ProcessLookupError):
                 continue
         return {role: round(mib, 1) for role, mib in total.items()}
 
-    def _role(self, pid: int) -> str:
-        return self.roles.get(pid) or ("launcher" if pid == self.root.pid else "other")
+    def _role(self, process: psutil.Process) -> str:
+        """As `/info` says, which hears of young processes a moment late; then as its own title says."""
+        if process.pid in self.roles:
+            return self.roles[process.pid]
+        if process.pid == self.root.pid:
+            return "launcher"
+        with contextlib.suppress(psutil.Error, IndexError):
+            own, role, *_ = process.cmdline()[0].split()
+            return role if own == "spmd_encoder" else "other"
+        return "other"
 
 
 def cpu_spent_s(before: Mapping[int, tuple[str, float]], after: Mapping[int, tuple[str, float]]) -> dict[str, float]:
@@ -73,3 +84,23 @@ def cpu_spent_s(before: Mapping[int, tuple[str, float]], after: Mapping[int, tup
     for pid, (role, seconds) in after.items():
         spent[role] = spent.get(role, 0.0) + seconds - before.get(pid, (role, 0.0))[1]
     return {role: round(seconds, 3) for role, seconds in spent.items()}
+
+
+def process_cpu_s(pid: int) -> float:
+    """CPU seconds so far of a process, all its threads' in nanoseconds' resolution. Raises OSError where it is gone.
+
+    /proc/PID/stat has ticks of 10 ms, too coarse for a request. This is the clock that clock_getcpuclockid(3) names.
+    """
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def memory_of(pid: int) -> dict[str, int]:
+    """Bytes: `Rss`, `Pss` (shared pages are split among those that map them) and `Uss` (what it alone has).
+
+    Raises FileNotFoundError or ProcessLookupError where it is gone.
+    """
+    found: dict[str, int] = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        name, value = line.split(":")
+        found[name] = int(value.split()[0]) * 1024
+    return {"Rss": found["Rss"], "Pss": found["Pss"], "Uss": found["Private_Clean"] + found["Private_Dirty"]}

@@ -9,11 +9,7 @@ are what the machine really holds.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
-import shlex
 import signal
 import socket
 import statistics
@@ -22,8 +18,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Any
+
+from benchmarks.circumstances import circumstances as circumstances
+from benchmarks.processes import memory_of
 
 
 def main() -> None:
@@ -35,7 +33,7 @@ def main() -> None:
     args = parser.parse_args()
     runs = [run(args.nproc, args.model_path, args.flags) for _ in range(args.repeat)]
     told = {"nproc": args.nproc, "model": args.model_path, **summary(runs), "command_line": command_line()}
-    print(json.dumps({**circumstances(), **told}, indent=2))
+    print(json.dumps({**circumstances("benchmarks.startup"), **told}, indent=2))
 
 
 def command_line(repeat: int = 9) -> dict[str, float]:
@@ -72,8 +70,8 @@ def run(nproc: int, model_path: str, flags: list[str]) -> dict[str, Any]:
             processes = json.load(reply)["processes"]
         memory: dict[str, list[int]] = {}
         for process in processes:
-            memory.setdefault(process["role"], []).append(pss_bytes(process["pid"]))
-        memory["launcher"] = [pss_bytes(launcher.pid)]
+            memory.setdefault(process["role"], []).append(memory_of(process["pid"])["Pss"])
+        memory["launcher"] = [memory_of(launcher.pid)["Pss"]]
     finally:
         ending = time.monotonic()
         launcher.send_signal(signal.SIGTERM)
@@ -93,13 +91,6 @@ def wait(url: str, launcher: subprocess.Popen[bytes], timeout_s: float = 180.0) 
     raise RuntimeError(f"{url} did not answer 200 within {timeout_s} s")
 
 
-def pss_bytes(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"no PSS for pid {pid}")
-
-
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     roles = runs[0]["memory"]
     mib = {role: round(statistics.median(sum(r["memory"][role]) for r in runs) / 2**20, 1) for role in roles}
@@ -111,21 +102,6 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "pss_mib_by_role": mib,
         "pss_mib_per_process": each,
         "pss_mib_total_without_launcher": round(sum(v for k, v in mib.items() if k != "launcher"), 1),
-    }
-
-
-def circumstances(module: str = "benchmarks.startup") -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.machine(),
-    )
-    return {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
-        "commit": commit.stdout.strip(),
-        "hardware": f"{os.cpu_count()} cores, {model}",
-        "python": platform.python_version(),
     }
 
 

@@ -29,8 +29,8 @@ import torch.distributed as dist
 import transformers
 from torch import Tensor
 
+from benchmarks.circumstances import circumstances
 from benchmarks.pictures import make_pictures
-from benchmarks.startup import circumstances
 from benchmarks.tower_parts import PARTS, Run
 from benchmarks.towers import GEOMETRIES, Geometry
 from spmd_encoder.media.image import decode

@@ -32,7 +32,7 @@ class Geometry:
     pictures: int
 
 
-def _qwen2_5_vl(out: Path) -> None:
+def qwen2_5_vl(out: Path) -> None:
     vision = {
         "depth": 8,
         "hidden_size": 1280,
@@ -61,7 +61,7 @@ def _dinov2(out: Path) -> None:
 
 GEOMETRIES = {
     "qwen2.5-vl-midsize": Geometry(midsize.write, 224, (1, 4, 8), 4),
-    "qwen2.5-vl-1280": Geometry(_qwen2_5_vl, 224, (1, 4), 1),
+    "qwen2.5-vl-1280": Geometry(qwen2_5_vl, 224, (1, 4), 1),
     "qwen3-vl-1152": Geometry(_qwen3_vl, 256, (1, 4), 1),
     "dinov2-small": Geometry(_dinov2, 224, (1, 4), 4),
 }
