@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -64,13 +65,11 @@ class PatchEmbedding(nn.Module):
         return self.proj(wide).flatten(1).t().contiguous()  # type: ignore[no-any-return]
 
 
-class QwenPreprocessor(Preprocessor):
-    """Patches of one picture or film, `[t * h * w, patch values]`, resized to a multiple of patch times merge per
-    side."""
+class PatchPreprocessor(Preprocessor):
+    """Patches of one picture, `[t * h * w, patch values]`, resized to a multiple of patch times merge per side."""
 
-    def __init__(self, processor: Any, films: QwenFilms) -> None:
+    def __init__(self, processor: Any) -> None:
         self.processor = processor
-        self._films = films
 
     def cost_table(self) -> CostTable:
         size = self.processor.size
@@ -79,14 +78,7 @@ class QwenPreprocessor(Preprocessor):
             merge=self.processor.merge_size,
             min_pixels=size["shortest_edge"],
             max_pixels=size["longest_edge"],
-            video=self._films.cost(),
         )
-
-    def choose_frames(self, info: FilmInfo, options: ItemOptions) -> list[int]:
-        return self._films.choose(info, options)
-
-    def preprocess_video(self, film: Film) -> Features:
-        return self._films.features(film)
 
     def preprocess(self, image: Image.Image) -> Features:
         made = run_processor(self.processor, image)
@@ -100,6 +92,23 @@ class QwenPreprocessor(Preprocessor):
         )
 
 
+class QwenPreprocessor(PatchPreprocessor):
+    """Films too, as patches of the same kind."""
+
+    def __init__(self, processor: Any, films: QwenFilms) -> None:
+        super().__init__(processor)
+        self._films = films
+
+    def cost_table(self) -> CostTable:
+        return replace(super().cost_table(), video=self._films.cost())
+
+    def choose_frames(self, info: FilmInfo, options: ItemOptions) -> list[int]:
+        return self._films.choose(info, options)
+
+    def preprocess_video(self, film: Film) -> Features:
+        return self._films.features(film)
+
+
 class QwenVLAdapter(FamilyAdapter):
     """`tokens` `[t * h * w / merge**2, dim]` in the order of the language model's placeholders.
 
@@ -107,7 +116,7 @@ class QwenVLAdapter(FamilyAdapter):
     and `FeedForward`. They keep the order of its sums: in float32 on the CPUs tested the bits are the same.
     """
 
-    modalities = (Modality.IMAGE, Modality.VIDEO)
+    modalities: ClassVar[tuple[Modality, ...]] = (Modality.IMAGE, Modality.VIDEO)
     films: ClassVar[type[QwenFilms]]
     model_class: ClassVar[type[PreTrainedModel]]
     config_class: ClassVar[type[PreTrainedConfig]]
@@ -131,7 +140,7 @@ class QwenVLAdapter(FamilyAdapter):
         """Values of one row that a tower with this vision configuration gives."""
 
     @classmethod
-    def load_preprocessor(cls, folder: Path) -> QwenPreprocessor:
+    def load_preprocessor(cls, folder: Path) -> PatchPreprocessor:
         return QwenPreprocessor(from_folder(Qwen2VLImageProcessorPil, folder), cls.films.load(folder))
 
     @classmethod

@@ -51,6 +51,13 @@ class FamilyEntry:
 _CLIP = ("transformers.models.clip.modeling_clip", "transformers.models.clip.image_processing_pil_clip")
 _SIGLIP = ("transformers.models.siglip.modeling_siglip", "transformers.models.siglip.image_processing_pil_siglip")
 _PIXTRAL = ("transformers.models.pixtral.modeling_pixtral", "transformers.models.pixtral.image_processing_pil_pixtral")
+_GLM = (
+    "transformers.models.glm4v.modeling_glm4v",
+    "transformers.models.glm4v.image_processing_pil_glm4v",
+    "transformers.models.glm4v_moe.modeling_glm4v_moe",
+    "transformers.models.glm46v.modeling_glm46v",
+    "transformers.models.glm46v.image_processing_pil_glm46v",
+)
 _LANGUAGE = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.mistral.configuration_mistral",
@@ -124,6 +131,27 @@ FAMILIES: tuple[FamilyEntry, ...] = (
             "transformers.models.qwen3_5_moe.modeling_qwen3_5_moe",
             "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
         ),
+        tower_keys=("visual.", "model.visual."),
+    ),
+    FamilyEntry(
+        family="glm4v",
+        model_types=("glm4v",),
+        adapter="spmd_encoder.models.glm4v:Glm4vAdapter",
+        preload=_GLM,
+        tower_keys=("visual.", "model.visual."),
+    ),
+    FamilyEntry(
+        family="glm4v_moe",
+        model_types=("glm4v_moe",),
+        adapter="spmd_encoder.models.glm4v:Glm4vMoeAdapter",
+        preload=_GLM,
+        tower_keys=("visual.", "model.visual."),
+    ),
+    FamilyEntry(
+        family="glm46v",
+        model_types=("glm46v",),
+        adapter="spmd_encoder.models.glm4v:Glm46VAdapter",
+        preload=_GLM,
         tower_keys=("visual.", "model.visual."),
     ),
     FamilyEntry(
