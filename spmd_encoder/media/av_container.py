@@ -122,10 +122,9 @@ def check_decoder(stream: Stream, decoders: tuple[str, ...], what: str) -> None:
 
 
 def available(decoders: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of `decoders` that this build has."""
+    """The codes that those of `decoders` read which this build has."""
     found = []
     for name in decoders:
         with contextlib.suppress(av.FFmpegError, ValueError):
-            av.codec.Codec(name, "r")
-            found.append(name)
+            found.append(av.codec.Codec(name, "r").canonical_name)
     return tuple(found)

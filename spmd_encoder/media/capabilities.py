@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from spmd_encoder.media.container import FILM_FORMATS, SOUND_FORMATS
-
-_NAMES = MappingProxyType({"mp3float": "mp3", "libdav1d": "av1"})
 
 
 def capabilities() -> dict[str, tuple[str, ...]]:
@@ -21,7 +17,7 @@ def capabilities() -> dict[str, tuple[str, ...]]:
     audio, video = (av_container.available(names) for names in (av_audio.DECODERS, av_video.DECODERS))
     return {
         "audio_formats": SOUND_FORMATS,
-        "audio_codecs": tuple(_NAMES.get(name, name) for name in audio),
+        "audio_codecs": audio,
         "video_formats": FILM_FORMATS,
-        "video_codecs": tuple(_NAMES.get(name, name) for name in video),
+        "video_codecs": video,
     }

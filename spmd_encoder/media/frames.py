@@ -18,6 +18,8 @@ _MAGIC = b"SPMDCLIP"
 _HEAD = struct.Struct("<8sdI")
 _LENGTH = struct.Struct("<I")
 MIN_FPS, MAX_FPS = 1e-3, 1e3
+MAX_FILES = 20_000
+"""Most pictures of one clip, which are taken apart for every item in the process that serves all: some ms."""
 
 
 class Clip(NamedTuple):
@@ -52,7 +54,7 @@ def is_packed(data: Buffer) -> bool:
     return bytes(data[: len(_MAGIC)]) == _MAGIC
 
 
-def unpack(data: Buffer, max_files: int | None = None) -> Clip:
+def unpack(data: Buffer, max_files: int = MAX_FILES) -> Clip:
     """Raises `EncoderError`: MEDIA_CORRUPT where `data` is not as `pack` makes it, TOO_LARGE above `max_files`."""
     view = memoryview(data)
     if len(view) < _HEAD.size or not is_packed(data):
@@ -62,7 +64,7 @@ def unpack(data: Buffer, max_files: int | None = None) -> Clip:
         raise _corrupt(f"its frames per second are not from {MIN_FPS:g} to {MAX_FPS:g}")
     if count == 0:
         raise _corrupt("it has no pictures")
-    if max_files is not None and count > max_files:
+    if count > max_files:
         raise EncoderError(
             ErrorCode.TOO_LARGE,
             f"the clip has {count} pictures, more than the limit of {max_files} (--max-video-frames-decoded)",

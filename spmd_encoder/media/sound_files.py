@@ -126,7 +126,7 @@ def is_adts(head: bytes) -> bool:
 
 
 def ogg(data: bytes) -> Facts:
-    """The first stream with a codec of sound: its rate from its first page, its length from its last one."""
+    """The first stream in a known code of sound: its rate from its first page, its length from its last one."""
     position, found = 0, None
     for _ in parts():
         content, end, flags, serial, _ = _ogg_page(data, position)
@@ -135,7 +135,7 @@ def ogg(data: bytes) -> Facts:
         found = found or _ogg_rate(data, content, serial)
         position = end
     if found is None:
-        raise HeaderError("there is no sound")
+        return Facts()
     rate, skipped, serial = found
     last, complete = _ogg_last(data, serial)
     return Facts(seconds=max(0, last - skipped) / rate, complete=complete)

@@ -16,7 +16,7 @@ from spmd_encoder.media.audio import no_decoder
 from spmd_encoder.media.base import Buffer, Film, FilmInfo, FilmLimits, Header
 from spmd_encoder.media.container import FILM_FORMATS, read_facts
 from spmd_encoder.media.film_limits import check_bytes, check_chosen, check_pixels, check_seconds
-from spmd_encoder.media.frames import Clip, is_packed, unpack
+from spmd_encoder.media.frames import MAX_FILES, Clip, is_packed, unpack
 
 CLIP = "FRAMES"
 """What `Header.format` is for a list of pictures."""
@@ -56,7 +56,7 @@ def decode(data: Buffer, choose: Callable[[FilmInfo], Sequence[int]], limits: Fi
     What `choose` raises is passed on; ValueError where its indices do not ascend within the film.
     """
     if is_packed(data):
-        return _decode_clip(unpack(data, limits.max_walked), choose, limits)
+        return _decode_clip(unpack(data, min(limits.max_walked, MAX_FILES)), choose, limits)
     facts = read_facts(data, "film", FILM_FORMATS)
     check_pixels(facts.width, facts.height, limits.max_pixels)
     try:
