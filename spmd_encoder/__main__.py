@@ -20,6 +20,7 @@ from spmd_encoder.errors import StartupError
 from spmd_encoder.launch_env import LaunchEnv, read_launch_env
 from spmd_encoder.observability.logging import Origin, set_up_logging
 from spmd_encoder.sglang_flags import take_foreign
+from spmd_encoder.worker.faults import Faults
 
 log = logging.getLogger("spmd_encoder")
 
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         env = read_launch_env(process_environ())
         own, notes = take_foreign(sys.argv[1:] if argv is None else argv, process_environ())
         config, check = parse_config(own)
+        Faults.parse(config.faults)  # or every worker would find the mistake
         layout = Layout(*validate_layout(config, env.world_size))
         if check:
             print(json.dumps({"dp_size": layout.dp_size, "tp_size": layout.tp_size, **config.flat()}, indent=2))

@@ -73,9 +73,18 @@ class ServerConfig:
         "listens on a loopback address",
     )
     max_body_bytes: int = flag(256 * 2**20, "largest request body; over gRPC the largest message, either way")
+    grpc_max_message_bytes: int | None = flag(
+        None,
+        "largest message to gRPC, which takes each in one piece, outside of --max-inflight-bytes and with everything "
+        "else held up (default: that of --max-body-bytes)",
+    )
     max_items_per_request: int = flag(256, "most items in one request")
     max_image_pixels: int = flag(100_000_000, "most pixels of one picture, read from its header")
     max_image_bytes: int = flag(64 * 2**20, "largest media file, after base64")
+
+    @property
+    def grpc_message_bytes(self) -> int:
+        return self.max_body_bytes if self.grpc_max_message_bytes is None else self.grpc_max_message_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

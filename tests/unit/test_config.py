@@ -57,7 +57,8 @@ def another_value(field: dataclasses.Field[Any]) -> Any:
         return ("one.example", "2001:db8::1")
     if isinstance(field.default, int | float):
         return field.default + 1
-    return 7 if field.name in ("dp_size", "preparers", "grpc_port", "max_queued_tokens") else "something-else"
+    numbers = ("dp_size", "preparers", "grpc_port", "grpc_max_message_bytes", "max_queued_tokens")
+    return 7 if field.name in numbers else "something-else"
 
 
 def test_defaults() -> None:

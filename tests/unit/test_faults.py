@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -35,6 +37,15 @@ def test_bad_text_is_a_usage_error(text: str) -> None:
     assert caught.value.exit_code == 2
     assert "SPMD_ENCODER_FAULTS" in caught.value.message
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("more", [["--check"], []])
+def test_it_is_said_before_anything_starts(more: list[str]) -> None:
+    command = [sys.executable, "-m", "spmd_encoder", "--port", "0", *more]
+    environ = {**os.environ, "SPMD_ENCODER_FAULTS": "nonsense"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("spmd_encoder rank 0: SPMD_ENCODER_FAULTS: 'nonsense' is not ")
 
 
 @pytest.fixture

@@ -290,6 +290,29 @@ async def test_a_message_over_the_limit_is_refused(caplog: pytest.LogCaptureFixt
     assert not caplog.records  # a client cannot fill the log
 
 
+async def test_messages_to_the_server_may_have_a_limit_of_their_own() -> None:
+    async with serve(config=with_server(grpc_max_message_bytes=100_000)) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.client.encode(pb.EncodeRequest(items=data_items(bytes(100_001))))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        served.service.answer = lambda item: replace(size_embedding(item), data=bytes(200_000), shape=(50_000,))
+        reply = await served.client.encode(pb.EncodeRequest(items=data_items(picture_file(3))))
+        assert len(reply.results[0].embedding.data) == 200_000, "replies keep theirs"
+
+
+async def test_what_cannot_be_accounted_for_is_not_parsed() -> None:
+    """Bytes that are no message: what is said of them tells what came first."""
+    nonsense = bytes([255]) * 100_000
+    async with serve(FakeService(max_inflight_bytes=50_000)) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.client.raw(nonsense)
+        assert error_info(caught.value)[0] == "OVERLOADED"
+        served.service.max_inflight_bytes = 2**40
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.client.raw(nonsense)
+        assert error_info(caught.value)[0] == "INVALID_REQUEST"
+
+
 async def test_a_message_without_media_has_a_small_limit(served: Served) -> None:
     info = served.client.channel.unary_unary("/spmd_encoder.v1.Encoder/Info")
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -2,7 +2,8 @@
 waits for them.
 
 Messages come and go as bytes, so that large ones are parsed and written off the event loop. gRPC hands a message over
-only when all of it is there, and holds it meanwhile without asking: so only a few are received at a time.
+only when all of it is there, holds it meanwhile without asking, and copies it on the event loop with the GIL held: so
+only a few are received at a time. What was received is accounted for before it is parsed.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ class NativeService:
         self._shared = shared
 
     def methods(self) -> dict[str, Method]:
-        max_bytes = self._config.server.max_body_bytes
+        max_bytes = self._config.server.grpc_message_bytes
         return {
-            "Encode": Method(handle=self._encode, max_bytes=max_bytes, limit_flag="--max-body-bytes"),
+            "Encode": Method(handle=self._encode, max_bytes=max_bytes, limit_flag="--grpc-max-message-bytes"),
             "Models": Method(handle=self._models),
             "Info": Method(handle=self._info),
         }

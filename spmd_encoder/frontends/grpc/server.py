@@ -101,10 +101,9 @@ class GrpcFrontEnd:
 
 
 def _options(config: Config, max_connections: int) -> list[tuple[str, int]]:
-    max_bytes = config.server.max_body_bytes
     return [
-        ("grpc.max_receive_message_length", max_bytes),
-        ("grpc.max_send_message_length", max_bytes),
+        ("grpc.max_receive_message_length", config.server.grpc_message_bytes),
+        ("grpc.max_send_message_length", config.server.max_body_bytes),
         ("grpc.max_concurrent_streams", _MAX_CALLS_OF_A_CONNECTION),
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.max_connection_age_ms", _CONNECTION_AGE_MS),

@@ -30,9 +30,9 @@ class SglangService:
         self._push = push_backend(config.sglang.encoder_transfer_backend)
 
     def methods(self) -> dict[str, Method]:
-        max_bytes = self._config.server.max_body_bytes
+        max_bytes = self._config.server.grpc_message_bytes
         return {
-            "Encode": Method(handle=self._encode, max_bytes=max_bytes, limit_flag="--max-body-bytes"),
+            "Encode": Method(handle=self._encode, max_bytes=max_bytes, limit_flag="--grpc-max-message-bytes"),
             "Send": Method(handle=self._send),
             "SchedulerReceiveUrl": Method(handle=self._register),
         }
