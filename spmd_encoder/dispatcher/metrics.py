@@ -21,10 +21,13 @@ _COUNTED = (
     ("queue_s", "Seconds that items waited"),
     ("preprocess_s", "Seconds of decoding and preprocessing"),
     ("forward_s", "Seconds of forwards"),
+    ("loop_cpu_s", "CPU seconds of the leader's loop thread"),
+    ("compute_cpu_s", "CPU seconds of the leader's compute thread, without those that torch starts"),
     ("cache_hits", "Items answered from the cache"),
     ("cache_misses", "Items that the cache did not hold"),
     ("cache_evictions", "Results that the cache dropped to make room"),
 )
+_IDLE = ("empty", "preparation", "delivery")
 
 
 class DispatcherMetrics:
@@ -59,6 +62,12 @@ class DispatcherMetrics:
             name + "scheduler_batches_of_size",
             "Forwards by number of items",
             ["dp_rank", "items"],
+            registry=self._registry,
+        )
+        self._idle = Counter(
+            name + "tower_idle_seconds",
+            "Seconds without a forward: nothing is here, nothing is prepared, a batch or its results are handed over",
+            ["dp_rank", "reason"],
             registry=self._registry,
         )
         self._counted = {
@@ -103,6 +112,9 @@ class DispatcherMetrics:
         self._cache_bytes.labels(replica).set(stats.cache_bytes)
         for field, counter in self._counted.items():
             counter.labels(replica).inc(max(0.0, getattr(stats, field) - getattr(before, field)))
+        for reason in _IDLE:
+            idle_s = getattr(stats, f"idle_{reason}_s") - getattr(before, f"idle_{reason}_s")
+            self._idle.labels(replica, reason).inc(max(0.0, idle_s))
         old_sizes = dict(before.batch_size_counts)
         for size, count in stats.batch_size_counts:
             self._sizes.labels(replica, size).inc(max(0, count - old_sizes.get(size, 0)))

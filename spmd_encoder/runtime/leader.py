@@ -76,5 +76,5 @@ class LeaderLoop:
 
     async def _heartbeat(self) -> None:
         while True:
-            self._dealer.send(self._scheduler.heartbeat())
+            self._dealer.send(self._scheduler.heartbeat(self._worker.compute_cpu_s))
             await asyncio.sleep(HEARTBEAT_S)

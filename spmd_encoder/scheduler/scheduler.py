@@ -18,7 +18,7 @@ from spmd_encoder.errors import EncoderError, ErrorCode, time_over
 from spmd_encoder.scheduler.batcher import Batcher, Stage
 from spmd_encoder.scheduler.cache import Key, ResultCache
 from spmd_encoder.scheduler.output import EngineOutput
-from spmd_encoder.scheduler.stats import StatsKeeper
+from spmd_encoder.scheduler.stats import Idle, StatsKeeper
 from spmd_encoder.wire.messages import Began, Completed, Ended, Failed, Heartbeat, Job, Message
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class EncoderScheduler:
         self._pending: dict[int, PendingRequest] = {}
         self._work = asyncio.Event()
         self._stopped = False
-        self.stats = StatsKeeper()
+        self.stats = StatsKeeper(clock)
 
     def submit(self, jobs: Sequence[Job], media: Sequence[memoryview]) -> None:
         now = self._clock()
@@ -117,12 +117,14 @@ class EncoderScheduler:
         while not self._stopped:
             taken = [self._pending[job_id] for job_id in self._batcher.next_batch()]
             if not taken:
+                self.stats.tower.waits(Idle.PREPARATION if self._pending else Idle.EMPTY)
                 self._work.clear()
                 await self._work.wait()
                 continue
             batch = self._without_expired(taken)
             self._pump()
             if batch:
+                self.stats.tower.batch_began()
                 await self._run_batch(batch)
                 self._pump()
 
@@ -134,10 +136,13 @@ class EncoderScheduler:
                 self._fail(pending, EncoderError(ErrorCode.DRAINING, "the replica is stopping"))
         self._work.set()
 
-    def heartbeat(self) -> Heartbeat:
-        """The replica's numbers, and what its cache has dropped since the last one."""
-        cache = self._cache
-        stats = self.stats.snapshot(queue_items=self._batcher.waiting, running_items=self._batcher.running, cache=cache)
+    def heartbeat(self, compute_cpu_s: float = 0.0) -> Heartbeat:
+        """The replica's numbers, with the compute thread's CPU time, and what its cache has dropped since the last
+        one. Called on the loop's thread."""
+        cache, items = self._cache, self._batcher
+        stats = self.stats.snapshot(
+            queue_items=items.waiting, running_items=items.running, cache=cache, compute_cpu_s=compute_cpu_s
+        )
         return Heartbeat(stats=stats, evicted=cache.take_evicted())
 
     def _add(self, job: Job, data: memoryview, now: float) -> None:
@@ -211,6 +216,7 @@ class EncoderScheduler:
             self._complete(pending, outcome, times)
         tokens = sum(item.cost for item in items)
         self.stats.batch_done(items=len(batch), tokens=tokens, forward_s=result.forward_s)
+        self.stats.tower.batch_ended(result.forward_s)
 
     def _complete(self, pending: PendingRequest, output: EngineOutput, times: StageTimes) -> None:
         self._forget(pending.job.job_id)

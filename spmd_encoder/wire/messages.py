@@ -124,6 +124,11 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     queue_s: float = 0.0
     preprocess_s: float = 0.0
     forward_s: float = 0.0
+    idle_empty_s: float = 0.0
+    idle_preparation_s: float = 0.0
+    idle_delivery_s: float = 0.0
+    loop_cpu_s: float = 0.0
+    compute_cpu_s: float = 0.0
     batch_size_counts: tuple[tuple[int, int], ...] = ()
     cache_hits: int = 0
     cache_misses: int = 0

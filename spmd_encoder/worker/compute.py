@@ -15,13 +15,15 @@ T = TypeVar("T")
 class ComputeThread:
     """Runs calls one after another, in the order in which they were submitted.
 
-    `busy_s` tells how long the present call runs: a peer that is stuck shows as a call that does not end.
+    `busy_s` tells how long the present call runs: a peer that is stuck shows as a call that does not end. `cpu_s` is
+    the thread's own CPU time up to the end of the last call.
     """
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._started: float | None = None
+        self.cpu_s = 0.0
         # A daemon: a call stuck in a collective must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._thread.start()
@@ -54,6 +56,7 @@ class ComputeThread:
             except BaseException as caught:  # handed to whoever awaits
                 result, error = None, caught
             self._started = None
+            self.cpu_s = time.thread_time()
             self._loop.call_soon_threadsafe(_resolve, future, result, error)
             del call, future, result, error, entry
 

@@ -33,6 +33,10 @@ class LeaderWorker:
         self._answers: dict[tuple[int, int], asyncio.Future[ProfileOutcome]] = {}  # by order and TP rank
         self.last_order = -1
 
+    @property
+    def compute_cpu_s(self) -> float:
+        return self._compute.cpu_s
+
     async def execute(
         self, tensors: Mapping[str, Tensor], *, before: Callable[[], None], after: Callable[[ForwardResult], T]
     ) -> T:

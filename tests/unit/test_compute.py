@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -103,3 +104,17 @@ async def test_close_waits_for_what_was_submitted() -> None:
     compute.close()
     assert done == [0, 1, 2, 3, 4]
     assert threads() == before
+
+
+async def test_cpu_s_is_the_threads_own_time() -> None:
+    def burn() -> None:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.03:
+            pass
+
+    with compute_thread() as compute:
+        await compute.submit(lambda: None)
+        before = compute.cpu_s
+        burn()
+        await compute.submit(burn)
+        assert 0.03 <= compute.cpu_s - before < 0.06

@@ -70,6 +70,22 @@ def test_gauges_follow() -> None:
     assert [value(metrics, name) for name in names] == [1, 3, 4, 5, 99, 2, 3]
 
 
+def test_idle_seconds_have_their_reasons_and_threads_their_cpu_time() -> None:
+    metrics = DispatcherMetrics(range(1))
+    metrics.replica_stats(
+        0, 0, stats(1, idle_empty_s=2.0, idle_preparation_s=1.0, idle_delivery_s=0.5, loop_cpu_s=0.25)
+    )
+    metrics.replica_stats(
+        0, 0, stats(2, idle_empty_s=3.0, idle_preparation_s=1.0, idle_delivery_s=0.5, loop_cpu_s=0.75)
+    )
+    metrics.replica_stats(0, 1, stats(1, idle_empty_s=4.0, compute_cpu_s=8.0))
+    reasons = ("empty", "preparation", "delivery")
+    told = [value(metrics, "tower_idle_seconds_total", dp_rank="0", reason=reason) for reason in reasons]
+    assert told == [7.0, 1.0, 0.5]
+    assert value(metrics, "scheduler_loop_cpu_seconds_total", dp_rank="0") == 0.75
+    assert value(metrics, "scheduler_compute_cpu_seconds_total", dp_rank="0") == 8.0
+
+
 def test_items_and_refusals_are_counted_by_kind() -> None:
     metrics = DispatcherMetrics(range(1))
     metrics.item_completed(StageTimes(queue_s=0.5, preprocess_s=0.25, forward_s=2.0))
