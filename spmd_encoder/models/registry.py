@@ -65,6 +65,13 @@ _LANGUAGE = (
     "transformers.models.qwen3.configuration_qwen3",
 )
 """The stand-in for language models, see `models.vision_language`, and configurations of those it mostly replaces."""
+_IDEFICS = (
+    "transformers.models.idefics3.modeling_idefics3",
+    "transformers.models.idefics3.image_processing_pil_idefics3",
+    "transformers.models.smolvlm.modeling_smolvlm",
+    "transformers.models.smolvlm.image_processing_pil_smolvlm",
+    *_LANGUAGE,
+)
 _TOWER_AND_PROJECTOR = (
     "vision_tower.",
     "model.vision_tower.",
@@ -241,6 +248,20 @@ FAMILIES: tuple[FamilyEntry, ...] = (
             *_LANGUAGE,
         ),
         tower_keys=_TOWER_AND_PROJECTOR,
+    ),
+    FamilyEntry(
+        family="idefics3",
+        model_types=("idefics3",),
+        adapter="spmd_encoder.models.idefics3:Idefics3Adapter",
+        preload=_IDEFICS,
+        tower_keys=("model.vision_model.", "model.connector."),
+    ),
+    FamilyEntry(
+        family="smolvlm",
+        model_types=("smolvlm",),
+        adapter="spmd_encoder.models.idefics3:SmolVLMAdapter",
+        preload=_IDEFICS,
+        tower_keys=("model.vision_model.", "model.connector."),
     ),
     FamilyEntry(
         family="clip",

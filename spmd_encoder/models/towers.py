@@ -15,6 +15,8 @@ FEED_FORWARD = Split(path="mlp", columns=("fc1",), row="fc2")
 PLANS = {
     "clip_vision_model": ("encoder.layers", (ATTENTION, FEED_FORWARD)),
     "siglip_vision_model": ("encoder.layers", (ATTENTION, FEED_FORWARD)),
+    "idefics3_vision": ("encoder.layers", (ATTENTION, FEED_FORWARD)),
+    "smolvlm_vision": ("encoder.layers", (ATTENTION, FEED_FORWARD)),
     "pixtral": ("transformer.layers", pixtral.BLOCK),
 }
 """The ModuleList of blocks within each tower, and what is cut of each block."""

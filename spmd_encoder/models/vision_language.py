@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.configuration_llama import LlamaConfig
 
 from spmd_encoder.api.cost import CostTable
-from spmd_encoder.api.types import Modality, OutputKind
+from spmd_encoder.api.types import Detail, Modality, OutputKind
 from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, Preprocessor, TowerOutput
 from spmd_encoder.models.fixed_size import input_size_of
 from spmd_encoder.models.picture import run_processor
@@ -52,11 +52,16 @@ class TilePreprocessor(Preprocessor):
             num_tokens=self.rows(tiles, image),
             cost=tiles * h * w,
             grid=(tiles, h, w),
+            details=self.details(image),
         )
 
     def rows(self, tiles: int, image: Image.Image) -> int:
         """Rows that the model gives for a picture in so many tiles."""
         return tiles * self._tile_rows
+
+    def details(self, image: Image.Image) -> dict[str, Detail]:
+        """What the language model's prompt needs to know of the tiles, beside their number."""
+        return {}
 
     def extras(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What else of the processor's tensors `get_image_features` takes, `[1, ...]` each."""
@@ -124,12 +129,17 @@ class VisionLanguageAdapter(FamilyAdapter):
         }
 
     def forward(self, batch: Mapping[str, Tensor]) -> list[TowerOutput]:
-        model: Any = self._model
         inputs = {name: tensor.to(self._device) for name, tensor in batch.items() if name != "tiles"}
-        rows = model.get_image_features(**inputs).pooler_output
+        tiles = batch["tiles"].tolist()
+        return [TowerOutput(tokens=rows) for rows in self.rows(inputs, tiles)[: len(tiles)]]
+
+    def rows(self, inputs: dict[str, Tensor], tiles: list[int]) -> Sequence[Tensor]:
+        """Each item's rows, of so many tiles each."""
+        model: Any = self._model
+        rows: Sequence[Tensor] | Tensor = model.get_image_features(**inputs).pooler_output
         if isinstance(rows, Tensor):  # `[all tiles, rows, dim]`
-            rows = [tiles.flatten(0, 1) for tiles in torch.split(rows, batch["tiles"].tolist())]
-        return [TowerOutput(tokens=item) for item in rows[: len(batch["tiles"])]]
+            return [item.flatten(0, 1) for item in torch.split(rows, tiles)]
+        return rows
 
 
 def _stand_in(text: Any) -> PreTrainedConfig:

@@ -76,6 +76,8 @@ REFERENCES: dict[str, tuple[str, Reference]] = {
     "mistral3": ("Mistral3ForConditionalGeneration", _in_company),
     "gemma3": ("Gemma3ForConditionalGeneration", _tiles),
     "paligemma": ("PaliGemmaForConditionalGeneration", _tiles),
+    "idefics3": ("Idefics3ForConditionalGeneration", _rows),
+    "smolvlm": ("SmolVLMForConditionalGeneration", _rows),
     "clip": ("CLIPModel", _clip),
     "siglip": ("SiglipModel", _siglip),
     "siglip2": ("Siglip2Model", _siglip2),
