@@ -6,7 +6,6 @@ A command line or an environment that was made for SGLang either works, or is to
 from __future__ import annotations
 
 import argparse
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ class Foreign:
 _SAME, _ACCEPTED, _REFUSED = Verdict.SAME, Verdict.ACCEPTED, Verdict.REFUSED
 _LANGUAGE_SIDE = "belongs to the language server, not to its encoder"
 _OWN_ADDRESS = "bootstraps are told the address of --host or, where that is all of them, the one that leads out"
-_MOONCAKE = "only the mooncake backend has a use for it"
+_MOONCAKE = "names of devices; no table of them by GPU"
 _NO_LANGUAGE_MODEL = "there is no language model here"
 
 FLAGS: tuple[Foreign, ...] = (
@@ -50,11 +49,13 @@ FLAGS: tuple[Foreign, ...] = (
     Foreign("--port", _SAME, ""),
     Foreign("--tp-size", _SAME, "ranks are started by torchrun, which sets how many there are"),
     Foreign("--dp-size", _SAME, "may be left out; DP and TP go together"),
-    Foreign("--encoder-transfer-backend", _SAME, "`mooncake` is refused"),
+    Foreign("--encoder-transfer-backend", _SAME, "`mooncake` needs the extra `[mooncake]`"),
     Foreign("--encoder-register-urls", _SAME, ""),
     Foreign("--allowed-media-domains", _SAME, ""),
     Foreign("--media-url-max-file-size-mb", _SAME, "without --allow-private-media-hosts, public addresses only"),
     Foreign("--log-level", _SAME, ""),
+    Foreign("--disaggregation-ib-device", _SAME, _MOONCAKE),
+    Foreign("--mooncake-ib-device", _SAME, _MOONCAKE),
     Foreign("--encoder-only", _ACCEPTED, "this server is nothing else", 0),
     Foreign("--nnodes", _ACCEPTED, "torchrun's own --nnodes says this"),
     Foreign("--node-rank", _ACCEPTED, "torchrun knows it"),
@@ -83,8 +84,6 @@ FLAGS: tuple[Foreign, ...] = (
     Foreign("--random-seed", _ACCEPTED, "nothing here is random"),
     Foreign("--watchdog-timeout", _ACCEPTED, "see --stall-timeout-s and --batch-timeout-s"),
     Foreign("--log-requests", _ACCEPTED, "requests are counted, not logged", 0),
-    Foreign("--disaggregation-ib-device", _ACCEPTED, _MOONCAKE),
-    Foreign("--mooncake-ib-device", _ACCEPTED, _MOONCAKE),
     Foreign("--disaggregation-mode", _REFUSED, "an encoder has none", harmless=("null",)),
     Foreign("--language-only", _REFUSED, _LANGUAGE_SIDE, 0),
     Foreign("--language-model-only", _REFUSED, _LANGUAGE_SIDE, 0),
@@ -122,19 +121,12 @@ VARIABLES: tuple[Foreign, ...] = (
     Foreign("SGLANG_ENCODER_MM_LOAD_WORKERS", _ACCEPTED, "see --preparers, which counts processes"),
     Foreign("SGLANG_ENCODER_IMAGE_PROCESSOR_USE_GPU", _ACCEPTED, "pictures are prepared on CPUs"),
     Foreign("SGLANG_VLM_CACHE_SIZE_MB", _ACCEPTED, "see --cache-bytes, of each replica"),
+    Foreign("MOONCAKE_PROTOCOL", _SAME, "where --mooncake-protocol is not given"),
     Foreign("SGLANG_TORCH_PROFILER_DIR", _SAME, "where --profile-dir is not given"),
     Foreign("SGLANG_HOST_IP", _ACCEPTED, _OWN_ADDRESS),
     Foreign("SGLANG_LOCAL_IP_NIC", _ACCEPTED, _OWN_ADDRESS),
     Foreign("REQUEST_TIMEOUT", _ACCEPTED, "see --media-fetch-timeout-s"),
 )
-
-_REFUSED_VALUES = {
-    (
-        "--encoder-transfer-backend",
-        "mooncake",
-    ): "it writes into GPU memory by RDMA, which this version cannot; start the "
-    "language server with --encoder-transfer-backend zmq_to_scheduler, too",
-}
 
 
 _CLASS = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+):([A-Za-z_]\w*)", re.ASCII)
@@ -187,16 +179,8 @@ def take_foreign(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[list[
         if flag.verdict is Verdict.REFUSED:
             raise StartupError(f"{name} of SGLang is not taken: {flag.text}", exit_code=2)
         notes.append(f"{name} of SGLang is accepted and does nothing: {flag.text}")
-    _check_values(rest)
     unused = [variable for variable in VARIABLES if variable.verdict is Verdict.ACCEPTED and variable.name in environ]
     return rest, notes + [f"{variable.name} of SGLang does nothing: {variable.text}" for variable in unused]
-
-
-def _check_values(argv: Sequence[str]) -> None:
-    words = [word for argument in argv for word in argument.split("=", 1)]
-    for (name, value), why in _REFUSED_VALUES.items():
-        if (name, value) in itertools.pairwise(words):
-            raise StartupError(f"{name} {value} is not taken: {why}", exit_code=2)
 
 
 def foreign_table(entries: Sequence[Foreign]) -> str:

@@ -6,7 +6,7 @@ A part that is registered over one protocol may be encoded over another.
 from __future__ import annotations
 
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry
 
@@ -19,7 +19,8 @@ from spmd_encoder.frontends.sglang.metrics import DialectMetrics
 from spmd_encoder.media.daemon_threads import DaemonThreads
 from spmd_encoder.media.fetch import MediaFetcher
 from spmd_encoder.transports.budget import StagedBytes
-from spmd_encoder.transports.registry import Resources, load_push, push_backend
+from spmd_encoder.transports.memory_writer import MemoryWriter
+from spmd_encoder.transports.registry import Resources, load_backend, push_backend
 
 _NUM_THREADS = 2
 _NUM_WRITERS = 4
@@ -36,9 +37,10 @@ class Shared:
     registry: CollectorRegistry
 
     @classmethod
-    def open(cls, service: EncoderService, config: Config) -> Shared:
+    def open(cls, service: EncoderService, config: Config, *, writer: MemoryWriter | None = None) -> Shared:
+        """`writer` is what `load_writer` made; it is closed with the rest."""
         pool, fetcher, registry = new_pool(), MediaFetcher(config.media), CollectorRegistry()
-        resources = new_resources(config)
+        resources = replace(new_resources(config), writer=writer)
         dialect = new_dialect(service, config, resources, pool=pool, fetcher=fetcher, registry=registry)
         destinations = Destinations(config, resources, registry)
         return cls(pool=pool, fetcher=fetcher, dialect=dialect, destinations=destinations, registry=registry)
@@ -79,9 +81,10 @@ def new_dialect(
         config,
         pool=pool,
         fetcher=fetcher,
-        transport=load_push(config, resources),
+        transport=load_backend(config, resources),
         budget=resources.budget,
         metrics=metrics,
+        is_fetched=push.is_fetched,
     )
     metrics.count_parts(lambda: dialect.num_parts)
     return dialect

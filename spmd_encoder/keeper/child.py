@@ -12,7 +12,7 @@ from spmd_encoder.config import Config
 from spmd_encoder.keeper.fate import die_with_parent
 from spmd_encoder.keeper.signals import ignore_signals
 from spmd_encoder.keeper.starter import child_starter
-from spmd_encoder.wire.messages import ChildSpec, PreparerSpec, StoreSpec, WorkerSpec
+from spmd_encoder.wire.messages import ChildSpec, PreparerSpec, StoreSpec, WorkerSpec, WriterSpec
 from spmd_encoder.wire.streams import Pipe
 
 
@@ -31,6 +31,8 @@ def run_child(sock: socket.socket) -> int:
             return int(importlib.import_module("spmd_encoder.runtime.preparer").run_preparer(spec, sock))
         case StoreSpec():
             return int(importlib.import_module("spmd_encoder.distributed.store_host").host_store(spec, pipe))
+        case WriterSpec():
+            return int(importlib.import_module("spmd_encoder.transports.memory_host").host_engine(spec, sock))
         case _:
             raise AssertionError(f"unknown specification {type(spec).__name__}")
 

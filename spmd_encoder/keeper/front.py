@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from spmd_encoder.config import Config, ServerConfig
 from spmd_encoder.dispatcher.dispatcher import DPDispatcher
@@ -20,7 +21,9 @@ from spmd_encoder.frontends.registry import FRONT_ENDS, load_front_end, wanted_p
 from spmd_encoder.frontends.shared import Shared
 from spmd_encoder.keeper.bootstrap import Registration, advertised_url
 from spmd_encoder.keeper.descriptors import max_connections
+from spmd_encoder.keeper.starter import SpawnStarter
 from spmd_encoder.runtime.control import launch_dp_runtime
+from spmd_encoder.transports.registry import load_writer
 from spmd_encoder.wire.messages import Endpoint, Stop
 
 log = logging.getLogger(__name__)
@@ -93,15 +96,18 @@ class FrontHost:
     async def open(
         cls, config: Config, layout: Layout, socks: Mapping[str, socket.socket], *, run_dir: Path, host: str
     ) -> FrontHost:
-        """Takes over `socks`, as `bind_ports` gave them."""
+        """Takes over `socks`, as `bind_ports` gave them. Raises StartupError: no Mooncake where it is wanted."""
         stack = AsyncExitStack()
         names = {name: sock.getsockname() for name, sock in socks.items()}
         url = advertised_url(socks["http"])
         front_ends = {}
         try:
             dispatcher, endpoint = await launch_dp_runtime(config, layout, run_dir=run_dir, host=host, stack=stack)
-            shared = Shared.open(dispatcher, config)
+            writer = load_writer(config, SpawnStarter(), urlsplit(url).hostname or "127.0.0.1")
+            shared = Shared.open(dispatcher, config, writer=writer)
             stack.push_async_callback(shared.close)
+            if writer is not None:
+                await writer.start()
             share = max_connections() // len(socks)
             for name, sock in socks.items():
                 make = load_front_end(name)

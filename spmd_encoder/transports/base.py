@@ -80,6 +80,19 @@ class PushEndpoint:
         return cls(host, port)
 
 
+@dataclass(frozen=True)
+class RemoteMemory:
+    """Room that a receiver has registered with its transfer engine, which is found at `session`. At `endpoint` it is
+    told when the rows are there."""
+
+    endpoint: PushEndpoint
+    session: PushEndpoint
+    address: int
+
+    def __str__(self) -> str:
+        return f"the memory of {self.session}"
+
+
 def is_host(text: str) -> bool:
     """Whether it is written like a host's name or address, without brackets."""
     return _HOST.fullmatch(text) is not None

@@ -40,14 +40,14 @@ class ClassPath:
 
 
 class SglangFraming:
-    """A parcel as SGLang's `EmbeddingData` message; an error has frame 0 alone."""
+    """A parcel as SGLang's `EmbeddingData` message; an error, and rows that went another way, have frame 0 alone."""
 
     def __init__(self, embedding_class: ClassPath) -> None:
         self._class = _global(embedding_class.module, embedding_class.name)
 
     def __call__(self, parcel: Parcel) -> list[Buffer]:
         head = self._head(parcel)
-        if parcel.error is not None:
+        if not parcel.chunks:
             return [head]
         # A message's frame is one buffer. The rows of several items come from several replicas.
         return [head, parcel.chunks[0] if len(parcel.chunks) == 1 else b"".join(parcel.chunks)]

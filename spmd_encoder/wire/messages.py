@@ -299,7 +299,15 @@ class PreparerSpec(Message, frozen=True):
     epoch: int
 
 
-ChildSpec = WorkerSpec | StoreSpec | PreparerSpec
+class WriterSpec(Message, frozen=True):
+    """Write rows into receivers' memory with Mooncake, as `host` and over its `protocol` and `device`."""
+
+    host: str
+    protocol: str
+    device: str
+
+
+ChildSpec = WorkerSpec | StoreSpec | PreparerSpec | WriterSpec
 
 
 # worker -> keeper (the same socket pair)
@@ -384,6 +392,52 @@ class PrepareFailed(Message, frozen=True):
 
 
 FromPreparer = PreparerReady | PreparedItem | PrepareFailed
+
+
+# keeper -> writer (the socket pair that the writer was started with)
+
+
+class ProbeSession(Message, frozen=True):
+    """Ask whether anybody answers at `session`, which is `host:port`."""
+
+    call_id: int
+    session: str
+
+
+class WriteMemory(Message, frozen=True):
+    """Comes with a descriptor of `num_bytes` of memory, which are to be at `address` of the process at `session`."""
+
+    call_id: int
+    session: str
+    address: int
+    num_bytes: int
+
+
+ToWriter = ProbeSession | WriteMemory
+
+
+# writer -> keeper
+
+
+class WriterReady(Message, frozen=True):
+    """It has an engine; said once, before anything else."""
+
+
+class WriterFailing(Message, frozen=True):
+    """It ends because of this. `is_missing`: Mooncake cannot be imported."""
+
+    reason: str
+    is_missing: bool = False
+
+
+class WriterAnswer(Message, frozen=True):
+    """`error` is empty where the call has done what it should."""
+
+    call_id: int
+    error: str = ""
+
+
+FromWriter = WriterReady | WriterFailing | WriterAnswer
 
 
 # keeper -> worker

@@ -101,6 +101,32 @@ class Pipe:
         return data
 
 
+def send_with_descriptor(sock: socket.socket, message: Message, descriptor: int | None) -> None:
+    """One message, of a few hundred bytes, and a descriptor where it has one; the peer gets a duplicate of that.
+
+    Blocks where the peer takes nothing, or raises BlockingIOError. Raises OSError when it has gone.
+    """
+    body = Codec[Any](Message).encode(message)
+    frame = _LENGTH.pack(len(body)) + body
+    sent = socket.send_fds(sock, [frame], [] if descriptor is None else [descriptor])
+    assert sent == len(frame)  # a stream of this kind takes so small a piece as a whole
+
+
+def receive_with_descriptor(sock: socket.socket, union: Any) -> tuple[Any, int | None]:
+    """What `send_with_descriptor` has sent. Raises ConnectionError when the peer has gone."""
+    # The kernel never puts bytes that came with different descriptors into one answer.
+    (size,) = _LENGTH.unpack(_exactly_peeked(sock, _LENGTH.size))
+    frame, descriptors, _, _ = socket.recv_fds(sock, _LENGTH.size + size, 1)
+    return Codec[Any](union).decode(frame[_LENGTH.size :]), descriptors[0] if descriptors else None
+
+
+def _exactly_peeked(sock: socket.socket, size: int) -> bytes:
+    head = sock.recv(size, socket.MSG_PEEK | socket.MSG_WAITALL)
+    if len(head) < size:
+        raise ConnectionError("the peer has gone")
+    return head
+
+
 class FrameSocket(Generic[M]):
     """A blocking socket over which messages with raw frames after them go both ways; for one thread at a time.
 

@@ -21,11 +21,13 @@ from spmd_encoder.api.types import Embedding
 from spmd_encoder.client.receiver import EmbeddingReceiver
 from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.keeper.starter import SpawnStarter
 from spmd_encoder.media.daemon_threads import DaemonThreads
-from spmd_encoder.transports.base import Parcel, ParcelHeader, PushEndpoint, Transport
+from spmd_encoder.transports.base import Parcel, ParcelHeader, PushEndpoint, RemoteMemory, Transport
 from spmd_encoder.transports.budget import StagedBytes
-from spmd_encoder.transports.registry import TRANSPORTS, Resources
+from spmd_encoder.transports.registry import TRANSPORTS, Resources, load_writer
 from spmd_encoder.transports.staged import Shelf
+from tests.harness.landing import FAKE_MOONCAKE, Landing
 from tests.harness.parcels import embedding, item
 from tests.harness.sglang_receiver import Receiver
 
@@ -89,6 +91,29 @@ class _Items:
         return item(rows)
 
 
+class MooncakeRig(SglangRig):
+    """A stand-in for Mooncake's engine, in the process that writes and here."""
+
+    @asynccontextmanager
+    async def receiver(self, transport: Any) -> AsyncIterator[RemoteMemory]:
+        with Landing(2**20) as self._landing:
+            yield self._landing.memory
+
+    async def received(self, transport: Any, destination: Any) -> bytes:
+        message = await self._landing.messages.message()
+        assert message.rows is None
+        return self._landing.buffer[: self._num_bytes].tobytes()
+
+    def parcel(self, rows: Embedding) -> Parcel:
+        parcel = super().parcel(rows)
+        self._num_bytes = parcel.num_bytes
+        return parcel
+
+    def dead(self) -> Any:
+        with Landing() as gone:
+            return gone.memory
+
+
 class ZmqRig(_Push, _Items):
     @asynccontextmanager
     async def receiver(self, transport: Any) -> AsyncIterator[PushEndpoint]:
@@ -131,6 +156,7 @@ class StagedRig(_Items):
 
 RIGS = {
     "sglang": lambda _: SglangRig(),
+    "mooncake": lambda _: MooncakeRig(),
     "zmq": lambda _: ZmqRig(),
     "file": FileRig,
     "staged": lambda _: StagedRig(),
@@ -151,15 +177,20 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-async def transport(request: pytest.FixtureRequest, rig: Rig, tmp_path: Path) -> AsyncIterator[Transport[Any, Any]]:
+async def transport(
+    request: pytest.FixtureRequest, rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Transport[Any, Any]]:
+    monkeypatch.setenv("PYTHONPATH", str(FAKE_MOONCAKE))
     config = Config()
     config = replace(
         config,
         destinations=replace(config.destinations, embedding_dir=str(tmp_path)),
-        sglang=replace(config.sglang, send_timeout_s=20.0),
+        sglang=replace(config.sglang, send_timeout_s=20.0, encoder_transfer_backend="mooncake"),
     )
     name = request.node.callspec.params["rig"]
-    transport = TRANSPORTS[name](config, Resources(budget=StagedBytes(2**30), run=DaemonThreads(2).run))
+    writer = load_writer(config, SpawnStarter(), "127.0.0.1")
+    resources = Resources(budget=StagedBytes(2**30), run=DaemonThreads(2).run, writer=writer)
+    transport = TRANSPORTS[name](config, resources)
     yield transport
     await transport.close()
 

@@ -34,6 +34,8 @@ UNIONS: dict[str, tuple[Any, ...]] = {
         "FromFollower",
         "Prepare",
         "FromPreparer",
+        "ToWriter",
+        "FromWriter",
     )
     for union in [DIRECTIONS[name]]
 }

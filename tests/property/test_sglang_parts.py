@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -211,5 +212,33 @@ class PartsMachine(RuleBasedStateMachine):
         assert not self.waiting
 
 
+class FetchedPartsMachine(PartsMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = Parts(LIMITS, is_fetched=True)
+
+
 PartsMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+FetchedPartsMachine.TestCase.settings = PartsMachine.TestCase.settings
 TestParts = PartsMachine.TestCase
+TestFetchedParts = FetchedPartsMachine.TestCase
+
+
+@pytest.mark.parametrize(("is_fetched", "phase"), [(False, Phase.FAILED), (True, Phase.STAGED)])
+def test_rows_that_are_fetched_outlive_the_caller_of_encode(is_fetched: bool, phase: Phase) -> None:
+    parts = Parts(LIMITS, is_fetched=is_fetched)
+    part, _, _ = parts.begin("a", b"", 0.0)
+    parts.staged(part.key, 1.0)
+    parts.leave(part.key, 1.0)
+    parts.tick(1.0 + LIMITS.lonely_s)
+    assert part.phase is phase
+    parts.tick(1.0 + LIMITS.staged_s)
+    assert part.phase is Phase.FAILED
+
+
+def test_rows_that_are_made_for_nobody_are_given_up() -> None:
+    parts = Parts(LIMITS, is_fetched=True)
+    part, _, _ = parts.begin("a", b"", 0.0)
+    parts.leave(part.key, 1.0)
+    commands = parts.tick(1.0 + LIMITS.lonely_s)
+    assert Abandon(part.key) in commands and part.phase is Phase.FAILED

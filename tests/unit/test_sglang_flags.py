@@ -53,10 +53,13 @@ def test_every_flag_of_the_table(entry) -> None:  # type: ignore[no-untyped-def]
         assert take_foreign([f"{entry.name}={value}"], {}) == ([], [])
 
 
-def test_mooncake_is_refused_with_a_reason() -> None:
-    for argv in (["--encoder-transfer-backend", "mooncake"], ["--encoder-transfer-backend=mooncake"]):
-        with pytest.raises(StartupError, match="RDMA"):
-            take_foreign(argv, {})
+def test_mooncakes_flags_are_taken() -> None:
+    argv = ["--encoder-transfer-backend", "mooncake", "--disaggregation-ib-device", "mlx5_0,mlx5_1"]
+    assert take_foreign(argv, {}) == (argv, [])
+    config, _ = parse_config(argv, {"MOONCAKE_PROTOCOL": "tcp"})
+    settings = config.sglang
+    assert (settings.encoder_transfer_backend, settings.mooncake_protocol) == ("mooncake", "tcp")
+    assert settings.mooncake_ib_device == "mlx5_0,mlx5_1"
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from spmd_encoder.frontends.grpc.calls import Call, Method
 from spmd_encoder.frontends.grpc.messages import parse
 from spmd_encoder.frontends.grpc.protos import sglang_pb2 as pb
 from spmd_encoder.frontends.sglang.dialect import EncodeCall
-from spmd_encoder.frontends.sglang.refusal import RefusalError
-from spmd_encoder.frontends.sglang.requests import Fields, read_encode, read_registration
+from spmd_encoder.frontends.sglang.requests import Fields, read_encode, read_fetch, read_registration
 from spmd_encoder.frontends.shared import Shared
 from spmd_encoder.transports.registry import PushBackend, push_backend
 
@@ -63,12 +62,17 @@ class SglangService:
         return pb.SchedulerReceiveUrlResponse().SerializeToString()
 
     async def _send(self, call: Call, data: bytes) -> bytes:
-        parse(pb.SendRequest, data)
-        raise RefusalError(
-            400,
-            f"Send belongs to the mooncake backend; this server runs --encoder-transfer-backend {self._push.name}, "
-            "which pushes embeddings by itself",
+        message = parse(pb.SendRequest, data)
+        fields = _fields(
+            req_id=message.req_id,
+            prefill_host=message.prefill_host,
+            embedding_port=message.embedding_port,
+            session_id=message.session_id,
+            buffer_address=message.buffer_address,
         )
+        fetch = read_fetch(fields, self._push)
+        await self._shared.dialect.send(fetch.part_id, fetch.memory, fetch.count)
+        return pb.SendResponse().SerializeToString()
 
 
 def _read_encode(data: bytes, push: PushBackend, max_items: int, limits: ItemLimits) -> EncodeCall:

@@ -38,7 +38,7 @@ from spmd_encoder.frontends.sglang.parts import (
 )
 from spmd_encoder.frontends.sglang.refusal import RefusalError
 from spmd_encoder.frontends.sglang.staging import parcel_of
-from spmd_encoder.transports.base import Parcel, ParcelError, ParcelHeader, PushEndpoint, Transport
+from spmd_encoder.transports.base import Parcel, ParcelError, ParcelHeader, PushEndpoint, RemoteMemory, Transport
 from spmd_encoder.transports.budget import StagedBytes
 
 log = logging.getLogger(__name__)
@@ -59,8 +59,17 @@ class EncodeCall:
 
 
 @dataclass(eq=False)
+class _Landing:
+    """Where a receiver wants the rows, and what came of it."""
+
+    memory: RemoteMemory
+    done: asyncio.Future[RefusalError | None]
+
+
+@dataclass(eq=False)
 class _Life:
-    """What the world outside `Parts` has of a part. `header` names it. `staged` counts the parcel's bytes."""
+    """What the world outside `Parts` has of a part. `header` names it. `staged` counts the parcel's bytes.
+    `landings` are of receivers that have asked for the rows."""
 
     begun: asyncio.Future[bool]
     """Whether `/encode` came."""
@@ -71,10 +80,19 @@ class _Life:
     parcel: Parcel | None = None
     sending: int = 0
     staged: ExitStack = field(default_factory=ExitStack)
+    landings: dict[PushEndpoint, _Landing] = field(default_factory=dict)
+
+    def destination(self, receiver: PushEndpoint) -> PushEndpoint | RemoteMemory:
+        return self.landings[receiver].memory if receiver in self.landings else receiver
+
+    def landed(self, receiver: PushEndpoint, error: RefusalError | None) -> None:
+        if receiver in self.landings:
+            _resolve(self.landings[receiver].done, error)
 
 
 class SglangDialect:
-    """Belongs to one event loop."""
+    """Belongs to one event loop. `transport` takes what its backend has for a destination. `is_fetched`: receivers ask
+    for the rows by `send`, and `encode` returns when these are there."""
 
     def __init__(
         self,
@@ -83,10 +101,11 @@ class SglangDialect:
         *,
         pool: Executor,
         fetcher: Fetcher,
-        transport: Transport[Parcel, PushEndpoint],
+        transport: Transport[Parcel, Any],
         budget: StagedBytes,
         metrics: DialectMetrics,
         lonely_s: float = 5.0,
+        is_fetched: bool = False,
     ) -> None:
         self._service = service
         self._config = config
@@ -104,8 +123,10 @@ class SglangDialect:
                 max_active=limits.max_queued_items,
                 max_expected=4 * limits.max_queued_items,
                 max_closed=4 * limits.max_queued_items,
-            )
+            ),
+            is_fetched=is_fetched,
         )
+        self._is_fetched = is_fetched
         self._staged = budget
         self._lives: dict[int, _Life] = {}
         self._sends: set[asyncio.Task[None]] = set()
@@ -123,7 +144,7 @@ class SglangDialect:
     # -- calls
 
     async def encode(self, call: EncodeCall, media: ExitStack, reserve: Callable[[int], None]) -> ParcelHeader:
-        """Return when all receivers have the part's rows, and what these are. Raises `RefusalError`.
+        """Return when all receivers have the part's rows, or may fetch them, and what these are. Raises `RefusalError`.
 
         A cancelled call may be made again: an equal one takes its place. `media` is closed when the items are not
         needed any more; `reserve` adds to it what is fetched.
@@ -142,10 +163,10 @@ class SglangDialect:
         del call  # its items, for which the work has the account
         self._carry_out(commands)
         try:
-            await asyncio.wait({life.settled})
+            await asyncio.wait({life.sized if self._is_fetched else life.settled})
         finally:
             self._parts.leave(part.key, _now())
-        error = life.settled.result()
+        error = life.settled.result() if life.settled.done() else None
         self._metrics.answered(modality, _now() - started, error is None)
         if error is not None:
             raise RefusalError(error.status, error.message)
@@ -163,6 +184,25 @@ class SglangDialect:
         self._carry_out(commands)
         if part.phase is Phase.EXPECTED:
             await self._begun(part.key, life, receiver)
+
+    async def send(self, part_id: str, memory: RemoteMemory, count: int) -> None:
+        """Return when the rows are in `memory`, which is one of `count` receivers'; not before they are on their way
+        there no more. Raises `RefusalError`: 400, 404, the part's own failure, or 502."""
+        part = self._parts.find(part_id)
+        if part is None or part.phase is Phase.EXPECTED:
+            raise RefusalError(404, "nothing is known of this req_id: /send comes after /encode, while its rows wait")
+        life = self._life(part.key)
+        landing = life.landings.get(memory.endpoint)
+        if landing is not None and landing.memory != memory:
+            raise RefusalError(400, "this receiver has named another buffer for this req_id before")
+        part, commands = self._parts.register(part_id, memory.endpoint, count, _now())
+        if landing is None:
+            done = asyncio.get_running_loop().create_future()
+            landing = life.landings[memory.endpoint] = _Landing(memory, done)
+        self._carry_out(commands)
+        await asyncio.wait({landing.done})
+        if (error := landing.done.result()) is not None:
+            raise RefusalError(error.status, error.message)
 
     async def sizes(self, part_id: str) -> ParcelHeader:
         """What a part's rows are, once they are there. Raises `RefusalError`."""
@@ -247,9 +287,12 @@ class SglangDialect:
                     life.sending += 1
                     self._send(self._deliver(key, life, life.parcel, receiver))
                 case Tell(key, receiver, refusal):
-                    header = self._life(key).header
-                    assert header is not None
-                    self._send(self._tell(header, receiver, refusal))
+                    life = self._life(key)
+                    assert life.header is not None
+                    if receiver in life.landings:
+                        life.landed(receiver, refusal)
+                    else:
+                        self._send(self._tell(life.header, receiver, refusal))
                 case Settle(key, error):
                     self._settle(key, error)
                 case Abandon(key):
@@ -290,13 +333,17 @@ class SglangDialect:
         error = None
         started = _now()
         try:
-            await self._transport.deliver(parcel, receiver)
+            await self._transport.deliver(parcel, life.destination(receiver))
         except EncoderError as failure:
             error = RefusalError.of(failure)
+        except BaseException:
+            life.landed(receiver, RefusalError(503, "the server is ending"))
+            raise
         finally:
             del parcel
             life.sending -= 1
             self._let_go(life)
+        life.landed(receiver, error)
         self._metrics.pushed(_now() - started, error is None)
         self._carry_out(self._parts.delivered(key, error, _now()))
 

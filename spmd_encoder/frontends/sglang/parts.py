@@ -122,8 +122,11 @@ class PartLimits:
 
 
 class Parts:
-    def __init__(self, limits: PartLimits) -> None:
+    """`is_fetched`: `/encode` is answered when the rows are there, and these wait for receivers that ask for them."""
+
+    def __init__(self, limits: PartLimits, *, is_fetched: bool = False) -> None:
         self._limits = limits
+        self._is_fetched = is_fetched
         self._keys = itertools.count(1)
         self._by_id: dict[str, Part] = {}
         self._by_key: dict[int, Part] = {}
@@ -140,6 +143,9 @@ class Parts:
 
     def get(self, key: int) -> Part | None:
         return self._by_key.get(key)
+
+    def find(self, part_id: str) -> Part | None:
+        return self._by_id.get(part_id)
 
     # -- calls
 
@@ -267,7 +273,7 @@ class Parts:
             if part.is_closed or part.phase is Phase.EXPECTED:
                 if now >= part.deadline:
                     commands += self._forget(part)
-            elif part.lonely_since is not None and now >= part.lonely_since + self._limits.lonely_s:
+            elif self._is_lonely(part, now):
                 commands += self._fail(part, RefusalError(503, "the caller of /encode has gone"), now)
             elif part.phase is Phase.STAGED and now >= part.deadline:
                 commands += self._fail(part, self._unclaimed(part), now)
@@ -314,6 +320,12 @@ class Parts:
             del part.receivers[receiver]
         if not part.receivers:
             part.count = None
+
+    def _is_lonely(self, part: Part, now: float) -> bool:
+        """Whether nobody has wanted it for long."""
+        if part.lonely_since is None or (self._is_fetched and part.phase is Phase.STAGED):
+            return False
+        return now >= part.lonely_since + self._limits.lonely_s
 
     def _messages(self, part: Part) -> list[Command]:
         """One message to every receiver that had none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,9 @@ from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import ItemLimits
 from spmd_encoder.frontends.sglang.dialect import EncodeCall
 from spmd_encoder.frontends.sglang.media import read_items, read_modality
+from spmd_encoder.frontends.sglang.parts import MAX_RECEIVERS
 from spmd_encoder.frontends.sglang.refusal import RefusalError
-from spmd_encoder.transports.base import ParcelHeader, PushEndpoint, is_host
+from spmd_encoder.transports.base import ParcelHeader, PushEndpoint, RemoteMemory, is_host
 from spmd_encoder.transports.registry import PushBackend
 
 MAX_ID_CHARS = 512
@@ -23,6 +25,9 @@ _DIGESTED = ("modality", "num_parts", "part_idx", "prefill_host", "embedding_por
 _HOST_PORT = re.compile(r"(?:tcp://)?(?:\[([^\[\]]+)\]|([^\[\]:]+)):([0-9]{1,5})")
 
 Fields = dict[str, msgspec.Raw]
+
+# What is said again is bounded, since it is held while the part is encoded.
+_MAX_ECHO_FIELDS, _MAX_ECHO_BYTES = 32, 1024
 
 
 @dataclass(frozen=True)
@@ -88,14 +93,48 @@ def read_registration(fields: Fields, backend: PushBackend) -> Registration:
             400, f"this server runs --encoder-transfer-backend {backend.name}, where receivers do not register"
         )
     part_id = part_id_of(fields)
-    url = _field(fields, "receive_url")
-    match = _HOST_PORT.fullmatch(url) if isinstance(url, str) else None
-    if match is None:
-        raise RefusalError(400, "receive_url must be of the form host:port")
+    receiver = _host_port(_field(fields, "receive_url"), "receive_url")
     count = _whole(fields, "receive_count")
     if count is None:
         raise RefusalError(400, "receive_count must be an integer")
-    return Registration(part_id, _endpoint(match[1] or match[2], int(match[3]), "receive_url"), count)
+    return Registration(part_id, receiver, count)
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A receiver, one of `count`, has room for a part's rows."""
+
+    part_id: str
+    memory: RemoteMemory
+    count: int
+
+
+def read_fetch(fields: Fields, backend: PushBackend) -> Fetch:
+    """Raises `RefusalError` 400."""
+    if not backend.is_fetched:
+        raise RefusalError(
+            400,
+            f"/send belongs to the mooncake backend; this server runs --encoder-transfer-backend {backend.name}, which "
+            "pushes embeddings by itself",
+        )
+    part_id = part_id_of(fields)
+    host, session, address = (_field(fields, name) for name in ("prefill_host", "session_id", "buffer_address"))
+    if not isinstance(host, str):
+        raise RefusalError(400, "prefill_host must be a host name")
+    endpoint = _endpoint(host.strip("[]"), _field(fields, "embedding_port"), "embedding_port")
+    if not isinstance(address, int) or isinstance(address, bool) or not 0 < address < 2**64:
+        raise RefusalError(400, "buffer_address must be the address of the receiver's buffer")
+    count = _whole(fields, "receive_count")
+    # Older receivers do not say how many they are: rows then wait for as long as rows may wait.
+    count = MAX_RECEIVERS if count is None else count
+    return Fetch(part_id, RemoteMemory(endpoint, _host_port(session, "session_id"), address), count)
+
+
+def echo_of(fields: Fields) -> Fields:
+    """What a reply says again of its request: all but the items."""
+    short = ((name, bytes(raw)) for name, raw in fields.items() if name != "mm_items")
+    echo = {name: msgspec.Raw(value) for name, value in short if len(name) + len(value) <= _MAX_ECHO_BYTES}
+    return dict(itertools.islice(echo.items(), _MAX_ECHO_FIELDS))
 
 
 def part_index_of(fields: Fields) -> int:
@@ -109,6 +148,8 @@ def part_index_of(fields: Fields) -> int:
 def _receivers(fields: Fields, backend: PushBackend) -> tuple[PushEndpoint, ...]:
     """Those that the request names: `prefill_host` with one port, or a port per rank."""
     host, ports = _field(fields, "prefill_host"), _field(fields, "embedding_port")
+    if backend.is_fetched:
+        return ()
     if ports is None:
         if backend.registers:
             return ()
@@ -121,6 +162,13 @@ def _receivers(fields: Fields, backend: PushBackend) -> tuple[PushEndpoint, ...]
     if not isinstance(host, str) or not listed or len(listed) > 1024:
         raise RefusalError(400, "prefill_host must be a host name, and embedding_port a port or a list of ports")
     return tuple(dict.fromkeys(_endpoint(host.strip("[]"), port, "embedding_port") for port in listed))
+
+
+def _host_port(text: object, name: str) -> PushEndpoint:
+    match = _HOST_PORT.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise RefusalError(400, f"{name} must be of the form host:port")
+    return _endpoint(match[1] or match[2], int(match[3]), name)
 
 
 def _endpoint(host: str, port: object, name: str) -> PushEndpoint:
