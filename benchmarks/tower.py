@@ -1,6 +1,6 @@
 """The served towers beside transformers' own: the same weights, the same tensors, one process, one thread.
 
-    python -m benchmarks.tower [--pairs 7] [--only NAME ...] [--gains] [--out FILE]
+    python -m benchmarks.tower [--pairs 7] [--only NAME ...] [--gains] [--fast-linears] [--out FILE]
 
 Ours and transformers' take turns, in an order that is turned round from one pair to the next. CPU time of the process
 and wall time are both taken: other users of the machine disturb the first less. `speedup` is the median over pairs of
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--only", nargs="+", choices=list(GEOMETRIES), default=list(GEOMETRIES))
     parser.add_argument("--gains", action="store_true")
+    parser.add_argument("--fast-linears", action="store_true", help="ours with the server's flag of that name")
     parser.add_argument("--out", type=Path, help="write the JSON here too")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -54,17 +55,23 @@ def main() -> None:
     logging.disable_progress_bar()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with tempfile.TemporaryDirectory() as scratch:
-        towers = {name: tower(GEOMETRIES[name], Path(scratch) / name, args.pairs, args.gains) for name in args.only}
-    text = json.dumps({**circumstances("benchmarks.tower"), "threads": 1, "towers": towers}, indent=2)
+        towers = {
+            name: tower(GEOMETRIES[name], Path(scratch) / name, args.pairs, args.gains, args.fast_linears)
+            for name in args.only
+        }
+    text = json.dumps(
+        {**circumstances("benchmarks.tower"), "threads": 1, "fast_linears": args.fast_linears, "towers": towers},
+        indent=2,
+    )
     print(text)
     if args.out:
         args.out.write_text(text + "\n")
 
 
-def tower(geometry: Geometry, folder: Path, pairs: int, gains: bool) -> dict[str, Any]:
+def tower(geometry: Geometry, folder: Path, pairs: int, gains: bool, fast: bool) -> dict[str, Any]:
     """All that is measured of one tower."""
     geometry.write(folder)
-    ours, whole = _ours(folder), _theirs(folder)
+    ours, whole = _ours(folder, fast), _theirs(folder)
     pictures = make_pictures([(geometry.side, geometry.side)], max(geometry.batches))
     items = [ours.preprocess(decode(data)) for data in pictures]
     batches = {size: ours.pack(items[:size]) for size in geometry.batches}
@@ -72,7 +79,7 @@ def tower(geometry: Geometry, folder: Path, pairs: int, gains: bool) -> dict[str
         ask = getattr(whole, "get_image_features", whole)
         return compare(ours.forward, lambda batch: ask(**batch), batches, geometry.pictures, pairs)
     return {
-        part: compare(ours.forward, less(_ours(folder), _theirs(folder).get_submodule(TOWER)), batches, 1, pairs)
+        part: compare(ours.forward, less(_ours(folder, fast), _theirs(folder).get_submodule(TOWER)), batches, 1, pairs)
         for part, less in PARTS.items()
     }
 
@@ -145,9 +152,11 @@ def _tokens(out: Any) -> Tensor:
     return first
 
 
-def _ours(folder: Path) -> FamilyAdapter:
+def _ours(folder: Path, fast: bool) -> FamilyAdapter:
     assert dist.group.WORLD is not None
-    return load_adapter(folder, LoadContext(dtype=torch.float32, device=torch.device("cpu"), group=dist.group.WORLD))
+    cpu = torch.device("cpu")
+    context = LoadContext(dtype=torch.float32, device=cpu, group=dist.group.WORLD, fast_linears=fast)
+    return load_adapter(folder, context)
 
 
 def _theirs(folder: Path) -> Any:

@@ -47,6 +47,11 @@ class ModelConfig:
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     device: str = flag("auto", "auto takes cuda where there is one", choices=("auto", "cpu", "cuda"))
+    fast_linears: bool = flag(
+        False,
+        "on a CPU in float32, matrix products by oneDNN: 10 to 50 % faster, within 1e-5 of transformers' numbers "
+        "instead of equal to them, and each rank holds its weights in memory of its own",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,6 +57,8 @@ class LoadContext:
     dtype: torch.dtype
     device: torch.device
     group: dist.ProcessGroup
+    fast_linears: bool = False
+    """Kernels that take longer to load and more memory, and round otherwise (`models.linear`)."""
 
 
 class Preprocessor(ABC):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -16,6 +15,7 @@ from transformers.models.internvl.modeling_internvl import InternVLForConditiona
 
 from spmd_encoder.api.cost import CostTable
 from spmd_encoder.api.tiling import Tiling, grids_within
+from spmd_encoder.distributed.collectives import sum_over
 from spmd_encoder.models.contrastive import TINY_VISION
 from spmd_encoder.models.fixed_size import tile_side
 from spmd_encoder.models.llava import PROJECTION
@@ -56,7 +56,7 @@ class InternAttention(nn.Module):
         """Queries and keys `[2, tiles, rows, this rank's columns]`, as `InternVLVisionRMSNorm` of all columns."""
         wide = both.float()
         squares = wide.square().sum(-1, keepdim=True)
-        dist.all_reduce(squares, group=self.projection_layer.group)
+        sum_over(self.projection_layer.group, squares)
         return weights * (wide * torch.rsqrt(squares / self._width + self._epsilon)).to(both.dtype)
 
 

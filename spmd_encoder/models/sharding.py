@@ -16,8 +16,9 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from spmd_encoder.distributed.collectives import sum_over
 from spmd_encoder.errors import StartupError
-from spmd_encoder.models.linear import linear_block
+from spmd_encoder.models.linear import linear_block, packed
 
 _PROBE_ROWS = 8
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
@@ -83,16 +84,18 @@ class ColumnParallelLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
+        self.in_features = weight.shape[1]  # transformers' code asks for it
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.fast: Tensor | None = None
 
     def block(self, x: Tensor) -> Tensor:
         """One block of rows, see `by_rows`."""
-        return linear_block(x, self.weight, self.bias)
+        return linear_block(x, self.weight, self.bias, self.fast)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., in]` to `[..., this rank's columns]`."""
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias) if self.fast is None else self.block(x)
 
 
 class RowParallelLinear(nn.Module):
@@ -103,19 +106,26 @@ class RowParallelLinear(nn.Module):
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.group = group
+        self.fast: Tensor | None = None
 
     def block(self, x: Tensor) -> Tensor:
         """This rank's summand for one block of rows, see `by_rows`."""
-        return linear_block(x, self.weight, self.bias)
+        return linear_block(x, self.weight, self.bias, self.fast)
 
     def reduce(self, y: Tensor) -> Tensor:
         """The sum over ranks, in place."""
-        dist.all_reduce(y, group=self.group)
-        return y
+        return sum_over(self.group, y)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., this rank's columns]` to `[..., out]`, equal on all ranks."""
-        return self.reduce(F.linear(x, self.weight, self.bias))
+        return self.reduce(F.linear(x, self.weight, self.bias) if self.fast is None else self.block(x))
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Give the cut Linears their weights in the layout of faster kernels, where there are any (`models.linear`)."""
+    for module in model.modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+            module.fast = packed(module.weight)
 
 
 def bounds(count: int, size: int, rank: int) -> tuple[int, int]:

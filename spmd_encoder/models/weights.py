@@ -33,7 +33,7 @@ from spmd_encoder.errors import StartupError
 from spmd_encoder.models.base import LoadContext
 from spmd_encoder.models.checkpoint import shard_keys
 from spmd_encoder.models.prefetch import prefetch
-from spmd_encoder.models.sharding import TowerPlan, shard_tower, verify_sharding
+from spmd_encoder.models.sharding import TowerPlan, pack_linears, shard_tower, verify_sharding
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -82,6 +82,8 @@ def load_tower(
     model = load_whole(cls, config, folder, keep, context.dtype)
     probes = shard_tower(model, plan, context.group)
     place(model, context)
+    if context.fast_linears:
+        pack_linears(model)
     for probe in probes:
         place(probe.full, context)
     verify_sharding(probes)

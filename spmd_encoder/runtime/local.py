@@ -256,7 +256,8 @@ def _load(place: _Place, *, orders_address: str | None) -> MMEncoder:
         scope, place.layout, spec.rank, backend=backend, timeout_s=config.lifecycle.collective_timeout_s
     )
     dtype = resolve_dtype(config.model.dtype, place.folder)
-    adapter = load_adapter(place.folder, LoadContext(dtype=dtype, device=device, group=group))
+    context = LoadContext(dtype=dtype, device=device, group=group, fast_linears=config.model.fast_linears)
+    adapter = load_adapter(place.folder, context)
     dist.barrier(group=group)
     log.debug("loaded on %s with %d threads", device, threads)
     return MMEncoder(adapter, group, device)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from spmd_encoder.distributed.collectives import from_leader
 from spmd_encoder.models.base import FamilyAdapter, TowerOutput
 from spmd_encoder.wire.messages import TensorSpec
 
@@ -41,8 +42,7 @@ class MMEncoder:
                     tensor = tensors[spec.name].to(self.device)
                 else:
                     tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=self.device)
-                dist.broadcast(tensor, group=self._group, group_src=0)
-                batch[spec.name] = tensor
+                batch[spec.name] = from_leader(self._group, tensor)
             outputs = [
                 TowerOutput(tokens=out.tokens.cpu(), pooled=None if out.pooled is None else out.pooled.cpu())
                 for out in self.adapter.forward(batch)
