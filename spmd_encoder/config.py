@@ -137,6 +137,11 @@ class LifecycleConfig:
         "how workers start: fork from the nursery, or spawn a fresh interpreter (auto: fork on Linux)",
         choices=("auto", "fork", "spawn"),
     )
+    warm_up: bool = flag(
+        True,
+        "before a replica takes work its tower runs small items and then batches up to --max-batch-tokens, as far as "
+        "half a second reaches (on GPUs 20 s), so that the first requests are not slow and memory that is too small shows",
+    )
     start_deadline_s: float = flag(
         600.0, "after this a world with at least one replica counts as started", alias=("--start-deadline",)
     )

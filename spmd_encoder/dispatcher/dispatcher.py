@@ -327,7 +327,8 @@ class DPDispatcher:
                 case SendProbe():
                     self._probe(replica)
                 case TakeWork():
-                    log.info("replica %d is ready (epoch %d)", replica, self._fleet.epoch(replica))
+                    start_s = ", ".join(f"{name} {s:.2f} s" for name, s in self._fleet.start_s(replica).items())
+                    log.info("replica %d is ready (epoch %d): %s", replica, self._fleet.epoch(replica), start_s)
                     self._check_started()
                     self._apply(self._ledger.replica_ready(replica))
                 case EndWorld(reason):

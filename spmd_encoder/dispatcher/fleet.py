@@ -59,6 +59,8 @@ class Fleet:
         self._processes: dict[tuple[int, str], ProcessInfo] = {}
         self._preparers: dict[int, tuple[ProcessInfo, ...]] = {}
         self._hellos: dict[int, Hello] = {}
+        self._hello_at: dict[int, float] = {}  # until the first probe is back
+        self._probe_s: dict[int, float] = {}
         self.versions: dict[str, str] = {}
         self._strangers = SparseLog(log)
         now = time.monotonic()
@@ -102,6 +104,7 @@ class Fleet:
 
     def hello(self, replica: int, hello: Hello) -> list[Effect]:
         self._hellos[replica] = hello
+        self._hello_at[replica] = time.monotonic()
         self._liveness.heartbeat(replica, time.monotonic())
         return self._replicas[replica].hello(hello.epoch)
 
@@ -112,6 +115,8 @@ class Fleet:
         self._last_sign[replica] = time.monotonic()
 
     def probe_done(self, replica: int, epoch: int, error: str | None) -> list[Effect]:
+        if (since := self._hello_at.pop(replica, None)) is not None:
+            self._probe_s[replica] = round(time.monotonic() - since, 3)
         return self._replicas[replica].probe_done(epoch, error)
 
     def keeper_said(self, message: FromKeeper) -> Iterator[tuple[int, list[Effect]]]:
@@ -215,6 +220,14 @@ class Fleet:
     def reason(self, replica: int) -> str:
         return self._replicas[replica].last_reason
 
+    def start_s(self, replica: int) -> dict[str, float]:
+        """Seconds of each phase of the replica's last start, up to its first probe; empty before its first hello."""
+        hello = self._hellos.get(replica)
+        if hello is None:
+            return {}
+        probe = {} if replica in self._hello_at else {"probe": self._probe_s[replica]}
+        return {**hello.start_s, **probe}
+
     def idle_too_long(self, now: float, limit_s: float) -> list[int]:
         """Ready replicas that have said nothing but heartbeats for `limit_s`."""
         return [
@@ -237,6 +250,7 @@ class Fleet:
                 "outstanding_items": load(replica.index).outstanding_items,
                 "outstanding_tokens": load(replica.index).outstanding_tokens,
                 "load_s": hello.load_s if (hello := self._hellos.get(replica.index)) else None,
+                "start_s": self.start_s(replica.index),
                 "tower_bytes": hello.tower_bytes if hello else None,
                 "last_reason": replica.last_reason or None,
             }

@@ -241,6 +241,7 @@ class Keeper:
             epoch=epoch,
             world=world,
             endpoint=endpoint,
+            asked_at=time.monotonic(),
         )
 
     def _process(self) -> ProcessInfo:

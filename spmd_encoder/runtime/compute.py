@@ -23,6 +23,7 @@ from spmd_encoder.models.checkpoint import resolve_checkpoint
 from spmd_encoder.observability.logging import Origin, set_up_logging
 from spmd_encoder.runtime.facts import versions_fact, weights_fact
 from spmd_encoder.runtime.local import EncoderRuntime, launch_local_runtime
+from spmd_encoder.runtime.phases import Phases
 from spmd_encoder.wire.messages import Beat, Joined, PreparerSpec, StopWorker, WorkerFailing, WorkerSpec, WorldRecord
 from spmd_encoder.wire.streams import Pipe, Stream, over_socket
 from spmd_encoder.worker.compute import ComputeThread
@@ -43,6 +44,8 @@ def run_worker(spec: WorkerSpec, pipe: Pipe, starter: ProcessStarter[PreparerSpe
 
     `starter` starts the processes that decode and preprocess for it.
     """
+    phases = Phases(spec.asked_at)
+    phases.done("imports")
     preloaded = "transformers.modeling_utils" in sys.modules
     config = Config.from_json(spec.config)
     layout = Layout(spec.dp_size, spec.tp_size)
@@ -51,7 +54,7 @@ def run_worker(spec: WorkerSpec, pipe: Pipe, starter: ProcessStarter[PreparerSpe
     setproctitle.setproctitle(origin.title())
     set_up_logging(origin, config.observability.log_level, config.observability.log_format)
     try:
-        asyncio.run(_live(spec, config, layout, pipe, starter, preloaded))
+        asyncio.run(_live(spec, config, layout, pipe, starter, phases, preloaded))
         return 0
     except StartupError as error:
         pipe.send(WorkerFailing(reason=error.message, exit_code=error.exit_code, fatal=True))
@@ -73,11 +76,12 @@ async def _live(
     layout: Layout,
     pipe: Pipe,
     starter: ProcessStarter[PreparerSpec],
+    phases: Phases,
     preloaded: bool,
 ) -> None:
     compute = ComputeThread()
     async with AsyncExitStack() as stack:
-        life = _Life(spec, config, layout, pipe, starter, compute, stack)
+        life = _Life(spec, config, layout, pipe, starter, compute, phases, stack)
         beats = asyncio.create_task(life.beat(preloaded))
         work = asyncio.create_task(life.work())
         stop = asyncio.create_task(life.wait_for_stop())
@@ -103,6 +107,7 @@ class _Life:
         pipe: Pipe,
         starter: ProcessStarter[PreparerSpec],
         compute: ComputeThread,
+        phases: Phases,
         stack: AsyncExitStack,
     ) -> None:
         self._spec = spec
@@ -111,6 +116,7 @@ class _Life:
         self._pipe = pipe
         self._starter = starter
         self._compute = compute
+        self._phases = phases
         self._stack = stack
         self._runtime: EncoderRuntime | None = None
 
@@ -123,6 +129,7 @@ class _Life:
         if world is None:
             world = await self._compute.submit(lambda: join_world(spec, config, self._layout, folder, self._pipe))
         self._pipe.send(Joined(world=world))
+        self._phases.done("rendezvous")
         self._runtime = await launch_local_runtime(
             spec,
             config,
@@ -132,6 +139,7 @@ class _Life:
             compute=self._compute,
             pipe=self._pipe,
             starter=self._starter,
+            phases=self._phases,
             stack=self._stack,
         )
         await self._runtime.serve()

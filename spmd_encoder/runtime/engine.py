@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from spmd_encoder.api.types import OutputKind
-from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
 from spmd_encoder.media.pool import PreparerPool
 from spmd_encoder.models.base import FamilyAdapter, Features, TowerOutput
 from spmd_encoder.runtime.features import features_of, tensor_bytes
@@ -70,6 +70,23 @@ class TowerEngine:
             return BatchResult(outcomes, result.forward_s)
 
         return await self._worker.execute(tensors, before=before, after=after)
+
+    async def try_out(self, features: Sequence[Features], flag: str) -> None:
+        """A batch of the warm-up, whose size `flag` bounds. Raises StartupError where it shows that the model cannot be
+        served like this."""
+        tensors = await asyncio.to_thread(self._adapter.pack, features)
+        kind = self._adapter.default_output
+
+        def after(result: ForwardResult) -> list[EngineOutput | EncoderError]:
+            return [finish(kind, item, output) for item, output in zip(features, result.outputs, strict=True)]
+
+        outcomes = await self._worker.execute(tensors, before=lambda: None, after=after, trial_flag=flag)
+        for outcome in outcomes:
+            if isinstance(outcome, EncoderError):
+                raise StartupError(
+                    f"in the warm-up {outcome.message}: its weights are broken, or --dtype is too narrow for them; "
+                    "download it again, or give another --dtype"
+                )
 
 
 def finish(kind: OutputKind, features: Features, output: TowerOutput) -> EngineOutput | EncoderError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,8 @@ from spmd_encoder.models.demo import is_random
 from spmd_encoder.models.loading import load_adapter, resolve_dtype
 from spmd_encoder.runtime.engine import TowerEngine
 from spmd_encoder.runtime.leader import LeaderLoop
+from spmd_encoder.runtime.phases import Phases
+from spmd_encoder.runtime.warm_up import SECONDS, Bounds, large_trials, small_trials, warm_up
 from spmd_encoder.scheduler.batcher import Batcher
 from spmd_encoder.scheduler.cache import ResultCache
 from spmd_encoder.scheduler.scheduler import EncoderScheduler
@@ -66,7 +67,6 @@ class EncoderRuntime:
     """One rank's part of one replica in one epoch."""
 
     loop: RankLoop
-    load_s: float
 
     async def serve(self) -> None:
         """Until stopped. An exception means that this worker must end; its replica is then formed anew."""
@@ -97,6 +97,7 @@ class _Place:
     compute: ComputeThread
     pipe: Pipe
     starter: ProcessStarter[PreparerSpec]
+    phases: Phases
     stack: AsyncExitStack
     context: Context
 
@@ -119,21 +120,20 @@ async def launch_local_runtime(
     compute: ComputeThread,
     pipe: Pipe,
     starter: ProcessStarter[PreparerSpec],
+    phases: Phases,
     stack: AsyncExitStack,
 ) -> EncoderRuntime:
-    """Form the TP group of this epoch, load this rank's shard and, on the leader, say hello to the dispatcher.
+    """Form the TP group of this epoch, load this rank's shard and, on the leader, warm the group up.
 
     Runs in every rank's worker. `stack` undoes it all. Raises StartupError for what trying again cannot help.
     """
     context = new_context()
     stack.callback(context.destroy, linger=0)
-    place = _Place(spec, config, layout, world, folder, compute, pipe, starter, stack, context)
+    place = _Place(spec, config, layout, world, folder, compute, pipe, starter, phases, stack, context)
     build = _build_leader if layout.is_leader(spec.rank) else _build_follower
-    started = time.monotonic()
     loop = await build(place)
-    load_s = time.monotonic() - started
-    log.info("serving replica %d as epoch %d, loaded in %.2f s", place.replica, spec.epoch, load_s)
-    return EncoderRuntime(loop, load_s)
+    log.info("serving replica %d as epoch %d: %s", place.replica, spec.epoch, phases)
+    return EncoderRuntime(loop)
 
 
 async def _build_leader(place: _Place) -> RankLoop:
@@ -144,13 +144,17 @@ async def _build_leader(place: _Place) -> RankLoop:
     # They start while this rank loads.
     pool = _open_pool(place)
     place.stack.push_async_callback(pool.close)
-    started = time.monotonic()
     encoder = await place.compute.submit(lambda: _load(place, orders_address=channel.address))
     await channel.wait_for_followers(config.lifecycle.collective_timeout_s)
-    # The dispatcher's probe comes at once, and its time is for a picture and not for a process that imports.
-    await pool.wait_ready()
+    place.phases.done("load")
     worker = LeaderWorker(encoder, place.compute, channel, _profiler(place, encoder))
     engine = TowerEngine(encoder.adapter, worker, pool, faults)
+    if config.lifecycle.warm_up:
+        await _warm_up(place, encoder, engine)
+        place.phases.done("warm_up")
+    # The dispatcher's probe comes at once, and its time is for a picture and not for a process that imports.
+    await pool.wait_ready()
+    place.phases.done("preparers")
     name = f"replica{place.replica}-epoch{spec.epoch}-{spec.keeper_id}".encode()
     dealer: DealerSocket[ToScheduler] = DealerSocket(
         place.context, ToScheduler, secret=place.world.token, name=name, address=place.world.work_address
@@ -171,14 +175,32 @@ async def _build_leader(place: _Place) -> RankLoop:
         epoch=spec.epoch,
         model=_model_info(place, encoder.adapter),
         cost=encoder.adapter.cost_table(),
-        load_s=time.monotonic() - started,
+        load_s=place.phases.seconds["load"],
         tower_bytes=encoder.adapter.tower_bytes,
+        start_s=dict(place.phases.seconds),
     )
     return LeaderLoop(scheduler, dealer, worker, pool, hello)
 
 
+async def _warm_up(place: _Place, encoder: MMEncoder, engine: TowerEngine) -> None:
+    limits, adapter = place.config.limits, encoder.adapter
+    bounds = Bounds(
+        max_items=limits.max_batch_items,
+        max_tokens=limits.max_batch_tokens,
+        max_pixels=place.config.server.max_image_pixels,
+    )
+    table = adapter.cost_table()
+    # A replica that is formed anew has found out already what fits, and others wait for it.
+    large = large_trials(table, adapter.modalities, bounds) if place.spec.epoch == 0 else []
+    small = small_trials(table, adapter.modalities)
+    seconds = SECONDS[encoder.device.type]
+    done = await warm_up(engine.try_out, adapter.preprocessor, small, large, seconds=seconds)
+    log.info("warm-up: %s", done)
+
+
 async def _build_follower(place: _Place) -> RankLoop:
     encoder = await place.compute.submit(lambda: _load(place, orders_address=None))
+    place.phases.done("load")
     address = await place.compute.submit(lambda: _scope(place).get("orders"))
     channel = FollowerChannel(place.context, address=address, tp_rank=place.tp_rank, token=place.world.token)
     place.stack.callback(channel.close)

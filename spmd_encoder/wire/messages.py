@@ -88,6 +88,8 @@ class Hello(Message, frozen=True):
     cost: CostTable
     load_s: float
     tower_bytes: int
+    start_s: dict[str, float] = msgspec.field(default_factory=dict)
+    """Seconds of each phase of the leader's start, in order; `load_s` is one of them."""
 
 
 class Completed(Message, frozen=True):
@@ -262,6 +264,7 @@ class WorkerSpec(Message, frozen=True):
     """Everything that a worker needs to know. `world` None: take part in the roll call first.
 
     `host`: this node's address for TCP between nodes, "" in a world of one node (then ipc under `run_dir`).
+    `asked_at`: when it was asked for, by the monotonic clock that the node's processes share.
     """
 
     config: str
@@ -279,6 +282,7 @@ class WorkerSpec(Message, frozen=True):
     epoch: int
     world: WorldRecord | None
     endpoint: Endpoint | None
+    asked_at: float
 
 
 class StoreSpec(Message, frozen=True):

@@ -9,10 +9,14 @@ from spmd_encoder.wire.messages import Message, TensorSpec
 
 
 class RunBatch(Message, frozen=True):
-    """Take these tensors from the leader by broadcast, in this order, and run the forward on them."""
+    """Take these tensors from the leader by broadcast, in this order, and run the forward on them.
+
+    `trial`: it is one of the warm-up, and this flag bounds its size.
+    """
 
     order: int
     tensors: tuple[TensorSpec, ...]
+    trial: str = ""
 
 
 class ProfileOrder(Message, frozen=True):

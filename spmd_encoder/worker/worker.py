@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar, assert_never
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from spmd_encoder.api.profiling import ProfileOptions, ProfileOutcome
 from spmd_encoder.distributed.channel import FollowerChannel, LeaderChannel
-from spmd_encoder.wire.messages import TensorSpec
 from spmd_encoder.wire.orders import ProfileDone, ProfileOrder, RunBatch, StopFollower
 from spmd_encoder.worker.compute import ComputeThread
 from spmd_encoder.worker.encoder import ForwardResult, MMEncoder, specs_of
 from spmd_encoder.worker.profiling import Profiler
+from spmd_encoder.worker.trial import trial
 
 T = TypeVar("T")
 
@@ -38,17 +38,22 @@ class LeaderWorker:
         return self._compute.cpu_s
 
     async def execute(
-        self, tensors: Mapping[str, Tensor], *, before: Callable[[], None], after: Callable[[ForwardResult], T]
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        before: Callable[[], None],
+        after: Callable[[ForwardResult], T],
+        trial_flag: str = "",
     ) -> T:
         """Run one batch on the whole group. `before` (fault injection) and `after` (checks, conversion to bytes)
-        run on the compute thread around the forward."""
+        run on the compute thread around the forward. `trial_flag`: see `worker.trial`."""
         specs, order = specs_of(tensors), self._next
         self._next += 1
-        self._channel.send(RunBatch(order=order, tensors=specs))
+        self._channel.send(RunBatch(order=order, tensors=specs, trial=trial_flag))
 
         def call() -> T:
             before()
-            with self._profiler.forward():
+            with trial(trial_flag), self._profiler.forward():
                 result = self._encoder.run(specs, tensors)
             return after(result)
 
@@ -102,7 +107,7 @@ class FollowerWorker:
             order = await self._channel.receive()
             match order:
                 case RunBatch():
-                    await self._compute.submit(partial(self._run, order.tensors))
+                    await self._compute.submit(partial(self._run, order))
                 case ProfileOrder():
                     outcome = await self._compute.submit(partial(self._profiler.obey, order.start))
                     # The next order does not wait until a trace is written.
@@ -115,9 +120,9 @@ class FollowerWorker:
                     assert_never(order)
             self.last_order = order.order
 
-    def _run(self, tensors: Sequence[TensorSpec]) -> None:
-        with self._profiler.forward():
-            self._encoder.run(tensors, None)
+    def _run(self, order: RunBatch) -> None:
+        with trial(order.trial), self._profiler.forward():
+            self._encoder.run(order.tensors, None)
 
     async def _answer(self, order: int, outcome: Future[ProfileOutcome]) -> None:
         self._channel.send(ProfileDone(order=order, outcome=await asyncio.wrap_future(outcome)))

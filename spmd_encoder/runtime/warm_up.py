@@ -1,0 +1,188 @@
+"""A replica's tower runs before its leader says hello: no request is to pay for, or fail on, what can be found then.
+
+The batches go the way of all batches, on every rank of the group: a tiny item, a very long picture, then ever larger
+ones, up to what the limits allow and as far as the time that is given reaches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from PIL import Image
+
+from spmd_encoder.api.cost import CostTable
+from spmd_encoder.api.types import Modality
+from spmd_encoder.errors import EncoderError
+from spmd_encoder.media.base import Sound
+from spmd_encoder.models.base import Features, Preprocessor
+
+log = logging.getLogger(__name__)
+
+SECONDS: Mapping[str, float] = MappingProxyType({"cpu": 0.5, "cuda": 20.0})
+"""How long the large batches may take together, by device. On a CPU they find nothing that small ones do not."""
+
+GROWTH = 4
+_POWER = 1.5
+"""Work grows with its tokens at least in proportion, and at most with their square, by attention."""
+
+_TINY, _LONG = (1, 1), (1400, 7)
+_PLAIN_SIDE, _TILED_SIDE = 224, 4096
+_SHORT_S = 1.0
+_TOKENS_FLAG, _PIXELS_FLAG = "--max-batch-tokens", "--max-image-pixels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A batch of `count` equal items: pictures of `size` (width, height), or sounds of `seconds`.
+
+    `cost` is the whole batch's, in encoder tokens; `flag` is the one to lower where it is too much.
+    """
+
+    modality: Modality
+    cost: int
+    count: int = 1
+    size: tuple[int, int] = _TINY
+    seconds: float = 0.0
+    flag: str = _TOKENS_FLAG
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What a batch may hold, and a picture."""
+
+    max_items: int
+    max_tokens: int
+    max_pixels: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """`left_out`: the first batch that would have taken too long."""
+
+    batches: int
+    cost: int
+    seconds: float
+    left_out: Trial | None
+
+    def __str__(self) -> str:
+        said = f"{self.batches} batches of up to {self.cost} tokens in {self.seconds:.2f} s"
+        return f"{said}; one of {self.left_out.cost} would take too long" if self.left_out else said
+
+
+def small_trials(table: CostTable, modalities: Collection[Modality]) -> list[Trial]:
+    """Always run: the least item first."""
+    found = []
+    if Modality.IMAGE in modalities:
+        found += [Trial(modality=Modality.IMAGE, cost=table.image_tokens(*s), size=s) for s in (_TINY, _LONG)]
+    if Modality.AUDIO in modalities and table.audio is not None:
+        found.append(Trial(modality=Modality.AUDIO, cost=table.audio.tokens(_SHORT_S), seconds=_SHORT_S))
+    return found
+
+
+def large_trials(table: CostTable, modalities: Collection[Modality], bounds: Bounds) -> list[Trial]:
+    """By cost: up to the largest batch, and the largest picture where that is more (it runs alone)."""
+    trials = [*_pictures(table, bounds)] if Modality.IMAGE in modalities else []
+    if Modality.AUDIO in modalities and table.audio is not None:
+        price = table.audio.tokens(table.audio.max_s)
+        for count in _counts(price, bounds):
+            sounds = Trial(modality=Modality.AUDIO, cost=count * price, count=count, seconds=table.audio.max_s)
+            trials.append(sounds)
+    return sorted(trials, key=lambda trial: trial.cost)
+
+
+def _pictures(table: CostTable, bounds: Bounds) -> Iterator[Trial]:
+    cost = table.image_tokens(*_TINY)
+    tokens = cost
+    while tokens < bounds.max_tokens:
+        tokens = min(GROWTH * tokens, bounds.max_tokens)
+        side = _side(table, tokens, bounds.max_pixels)
+        price = table.image_tokens(side, side)
+        count = max(1, min(tokens // price, bounds.max_items))
+        if cost < count * price <= bounds.max_tokens:
+            cost = count * price
+            yield Trial(modality=Modality.IMAGE, cost=cost, count=count, size=(side, side))
+    side = math.isqrt(bounds.max_pixels)
+    if table.tiling is not None:
+        side = min(side, _TILED_SIDE)  # as many tiles as of any larger picture
+    elif table.max_pixels:
+        side = min(side, math.isqrt(table.max_pixels))
+    if (price := table.image_tokens(side, side)) > cost:
+        yield Trial(modality=Modality.IMAGE, cost=price, size=(side, side), flag=_PIXELS_FLAG)
+
+
+def _side(table: CostTable, tokens: int, max_pixels: int) -> int:
+    """Of the largest square picture that costs no more."""
+    if table.fixed_tokens is not None:
+        return _PLAIN_SIDE
+    merged = math.isqrt(tokens // table.merge**2)
+    return max(1, min(merged * table.merge * table.patch, math.isqrt(max_pixels)))
+
+
+def _counts(price: int, bounds: Bounds) -> Iterator[int]:
+    most = max(1, min(bounds.max_tokens // price, bounds.max_items))
+    count = 1
+    while count < most:
+        yield count
+        count = min(GROWTH * count, most)
+    yield most
+
+
+def features_for(preprocessor: Preprocessor, trial: Trial) -> list[Features]:
+    """The trial's items. Raises EncoderError where the family does not take them."""
+    if trial.modality is Modality.AUDIO:
+        rate = preprocessor.sampling_rate
+        samples = 0.1 * np.random.default_rng(0).standard_normal(int(trial.seconds * rate), np.float32)
+        return [preprocessor.preprocess_audio(Sound(samples=samples, rate=rate))] * trial.count
+    noise = Image.effect_noise(trial.size, 64).convert("RGB")
+    return [preprocessor.preprocess(noise)] * trial.count
+
+
+async def warm_up(
+    run: Callable[[Sequence[Features], str], Awaitable[None]],
+    preprocessor: Preprocessor,
+    small: Sequence[Trial],
+    large: Sequence[Trial],
+    *,
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> WarmUp:
+    """Run `small`, and of `large` as many as will not take longer than `seconds`, by the time that the last one took.
+
+    `run(items, flag)` runs one batch. Raises what it raises: StartupError where a batch shows that the model cannot
+    be served like this.
+    """
+    began = clock()
+    batches = cost = 0
+
+    async def one(trial: Trial) -> float:
+        nonlocal batches, cost
+        started = clock()
+        try:
+            items = await asyncio.to_thread(features_for, preprocessor, trial)
+        except EncoderError as error:
+            log.debug("the warm-up leaves out what this model does not take: %s", error.message)
+            return clock() - started
+        await run(items, trial.flag)
+        batches, cost = batches + 1, max(cost, trial.cost)
+        return clock() - started
+
+    left_out = None
+    # What is made at the first run is no measure of the next.
+    took, of_cost = 0.0, 1
+    for trial in [*small[:1], *small]:
+        took, of_cost = await one(trial), trial.cost
+    spent = 0.0
+    for trial in large:
+        if spent + took * (trial.cost / of_cost) ** _POWER > seconds:
+            left_out = trial
+            break
+        took, of_cost = await one(trial), trial.cost
+        spent += took
+    return WarmUp(batches=batches, cost=cost, seconds=clock() - began, left_out=left_out)
