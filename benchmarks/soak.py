@@ -24,9 +24,9 @@ from typing import Any
 
 import psutil
 
+from benchmarks.circumstances import MachineWatch, circumstances
 from benchmarks.soak_sampling import Samples
 from benchmarks.soak_traffic import BACKENDS, HUNG_UP, OK, Backend, SoakClient, Target
-from benchmarks.startup import circumstances
 from tests.harness.world import World, free_port, noise_png
 
 _LOST_S = 90.0
@@ -64,9 +64,9 @@ class Plan:
 
 
 @contextlib.contextmanager
-def soak_world(backend: Backend, *flags: str) -> Iterator[tuple[World, Target]]:
+def soak_world(*flags: str) -> Iterator[tuple[World, Target]]:
     grpc_port = free_port()
-    with World(*FLAGS, "--grpc-port", str(grpc_port), *backend.flags, *flags, nproc=2) as world:
+    with World(*FLAGS, "--grpc-port", str(grpc_port), *flags, nproc=2) as world:
         folder = world.folder / "embeddings"
         folder.mkdir()
         world.commands[0] += ["--embedding-dir", str(folder)]
@@ -180,13 +180,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write .json and .md of this name")
     args = parser.parse_args()
     plan = Plan(requests=args.requests, clients=args.clients)
+    watch = MachineWatch.start()
     runs = []
     for backend in BACKENDS:
         if args.only is None or backend.name in args.only.split(","):
-            with soak_world(backend, "--cache-bytes", args.cache_bytes) as (world, target):
+            with soak_world(*backend.flags, "--cache-bytes", args.cache_bytes) as (world, target):
                 runs.append(asyncio.run(run(backend, world, target, plan)))
             print(json.dumps(runs[-1]), flush=True)
-    record = {**circumstances("benchmarks.soak"), "cache_bytes": int(args.cache_bytes), "runs": runs}
+    record = {
+        **circumstances("benchmarks.soak"),
+        **watch.until_now(),
+        "cache_bytes": int(args.cache_bytes),
+        "runs": runs,
+    }
     if args.out:
         args.out.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
         args.out.with_suffix(".md").write_text(table(record))
@@ -198,6 +204,9 @@ def table(record: dict[str, Any]) -> str:
         "# Soak",
         "",
         f"{record['date']}, commit {record['commit']}, {record['hardware']}: `{record['command']}`",
+        f"{'; '.join(record['noise'])}; rates say little, growth and counts are not affected."
+        if record["noise"]
+        else "",
         "",
         "| backend | requests | ok | hung up | other | pushed twice | held at the end | re-forms |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

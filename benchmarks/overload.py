@@ -1,0 +1,266 @@
+"""Health and control calls while a world is offered three times what it can serve.
+
+    python -m benchmarks.overload [--times 3] [--duration-s 20] [--out benchmarks/results/NAME.json]
+
+A world of two replicas on the CPU. What it can serve is measured first, in a closed loop. Then a process of its own
+offers requests in an open loop, `/v1/encode` and SGLang's `/encode` with a registration in turns, and `/health`, the
+gRPC health service and `/health/live` are asked meanwhile, each time over a new connection. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import collections
+import contextlib
+import itertools
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from benchmarks.circumstances import MachineWatch, circumstances
+from benchmarks.pictures import make_pictures
+from tests.harness.grpc_client import GrpcClient
+from tests.harness.sglang_receiver import Receiver
+from tests.harness.world import World, free_port
+
+EVICTION_S = 2.0
+"""An SGLang language server drops an encoder whose `/health` takes longer."""
+_REPLY_S = 100.0
+_MESSAGE_S = 30.0
+_POLL_S = 0.05
+_SIZE = (224, 224)
+_CLOSED_CLIENTS = 16
+
+
+@dataclass
+class Offered:
+    """What became of everything that was offered, each with one outcome: a status, or what went wrong."""
+
+    encodes: collections.Counter[str] = field(default_factory=collections.Counter)
+    parts: collections.Counter[str] = field(default_factory=collections.Counter)
+    registrations: collections.Counter[str] = field(default_factory=collections.Counter)
+    registered: set[str] = field(default_factory=set)
+    messages: collections.Counter[str] = field(default_factory=collections.Counter)
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "encodes": dict(self.encodes),
+            "parts": dict(self.parts),
+            "registrations": dict(self.registrations),
+            "parts_without_message": len(self.registered - self.messages.keys()),
+            "parts_with_two_messages": sum(count > 1 for count in self.messages.values()),
+        }
+
+
+async def capacity(url: str, duration_s: float) -> float:
+    """Requests per second that a closed loop gets."""
+    pictures = itertools.cycle(make_pictures([_SIZE], 32))
+    end = time.perf_counter() + duration_s
+    done = 0
+
+    async def caller(http: httpx.AsyncClient) -> None:
+        nonlocal done
+        while time.perf_counter() < end:
+            reply = await http.post("/v1/encode", content=next(pictures), headers={"content-type": "image/jpeg"})
+            reply.raise_for_status()
+            done += 1
+
+    async with httpx.AsyncClient(base_url=url, timeout=_REPLY_S) as http:
+        await asyncio.gather(*(caller(http) for _ in range(_CLOSED_CLIENTS)))
+    return done / duration_s
+
+
+async def offer(url: str, rate: float, duration_s: float) -> Offered:
+    """Open loop, Poisson: arrivals wait for nobody."""
+    pictures = itertools.cycle(make_pictures([_SIZE], 32))
+    offered, rng = Offered(), random.Random(0)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    with Receiver() as receiver:
+        listening = asyncio.create_task(_listen(receiver, offered))
+        async with httpx.AsyncClient(base_url=url, timeout=_REPLY_S, limits=limits) as http:
+            due = time.perf_counter()
+            end = due + duration_s
+            tasks = []
+            for number in itertools.count():
+                due += rng.expovariate(rate)
+                if due >= end:
+                    break
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                picture = next(pictures)
+                if number % 2:
+                    tasks.append(asyncio.create_task(_encode(http, picture, offered)))
+                else:
+                    tasks += _part(http, f"part-{number}", picture, receiver, offered, rng)
+            await asyncio.gather(*tasks)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MESSAGE_S):
+                while offered.registered - offered.messages.keys():
+                    await asyncio.sleep(0.05)
+        listening.cancel()
+    return offered
+
+
+async def _listen(receiver: Receiver, offered: Offered) -> None:
+    while True:
+        offered.messages[(await receiver.message()).head.req_id] += 1
+
+
+async def _encode(http: httpx.AsyncClient, picture: bytes, offered: Offered) -> None:
+    headers = {"content-type": "image/jpeg"}
+    reply = await _outcome(http.post("/v1/encode?output=tokens", content=picture, headers=headers))
+    offered.encodes[reply] += 1
+
+
+def _part(
+    http: httpx.AsyncClient, part_id: str, picture: bytes, receiver: Receiver, offered: Offered, rng: random.Random
+) -> list[asyncio.Task[None]]:
+    body = {"req_id": part_id, "num_parts": 1, "part_idx": 0, "modality": "IMAGE"}
+    encode = {**body, "mm_items": [base64.b64encode(picture).decode()]}
+    registration = {"req_id": part_id, "receive_count": 1, "receive_url": receiver.url}
+
+    async def part() -> None:
+        offered.parts[await _outcome(http.post("/encode", json=encode))] += 1
+
+    async def register() -> None:
+        outcome = await _outcome(http.post("/scheduler_receive_url", json=registration))
+        offered.registrations[outcome] += 1
+        if outcome == "200":
+            offered.registered.add(part_id)
+
+    calls = [part(), register()]
+    rng.shuffle(calls)
+    return [asyncio.create_task(call) for call in calls]
+
+
+async def _outcome(call: Awaitable[httpx.Response]) -> str:
+    try:
+        return str((await call).status_code)
+    except httpx.TransportError as error:
+        return type(error).__name__
+
+
+@dataclass
+class Poll:
+    """Answers to one question that is asked again and again: seconds of each, and what was wrong."""
+
+    seconds: list[float] = field(default_factory=list)
+    wrong: collections.Counter[str] = field(default_factory=collections.Counter)
+
+    async def run(self, ask: Callable[[], Awaitable[str]]) -> None:
+        """Until cancelled. `ask` gives "" where the answer is right; it has `EVICTION_S` for it."""
+        while True:
+            began = time.perf_counter()
+            try:
+                async with asyncio.timeout(EVICTION_S):
+                    wrong = await ask()
+            except TimeoutError:
+                wrong = "no answer in time"
+            except Exception as error:
+                wrong = type(error).__name__
+            self.seconds.append(time.perf_counter() - began)
+            if wrong:
+                self.wrong[wrong] += 1
+            await asyncio.sleep(_POLL_S)
+
+    def report(self) -> dict[str, Any]:
+        p50, p99, top = np.percentile(self.seconds, [50, 99, 100]) * 1000
+        return {
+            "asked": len(self.seconds),
+            "wrong": dict(self.wrong),
+            **{name: round(float(ms), 1) for name, ms in (("p50_ms", p50), ("p99_ms", p99), ("max_ms", top))},
+        }
+
+
+async def poll_while(url: str, grpc_port: int, running: Awaitable[Any]) -> dict[str, Any]:
+    """Asks until `running` is done."""
+
+    async def over_http(path: str) -> str:
+        async with httpx.AsyncClient() as http:
+            status = (await http.get(url + path)).status_code
+            return "" if status == 200 else str(status)
+
+    async def over_grpc() -> str:
+        async with GrpcClient(grpc_port) as client:
+            status = (await client.check(HealthCheckRequest())).status
+            return "" if status == HealthCheckResponse.SERVING else str(status)
+
+    polls = {"/health": Poll(), "/health/live": Poll(), "grpc": Poll()}
+    asking = [
+        asyncio.create_task(polls["/health"].run(lambda: over_http("/health"))),
+        asyncio.create_task(polls["/health/live"].run(lambda: over_http("/health/live"))),
+        asyncio.create_task(polls["grpc"].run(over_grpc)),
+    ]
+    try:
+        await running
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    return {name: poll.report() for name, poll in polls.items()}
+
+
+def measure(world: World, grpc_port: int, *, times: float, warm_up_s: float, duration_s: float) -> dict[str, Any]:
+    """Capacity, then `times` of it. The load is offered by another process, so that it does not hold up the polls."""
+    served = asyncio.run(capacity(world.url, warm_up_s))
+    rate = times * served
+    command = [sys.executable, "-m", "benchmarks.overload", "--offer", world.url, str(rate), str(duration_s)]
+
+    async def run() -> tuple[dict[str, Any], bytes]:
+        child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        reading = asyncio.create_task(child.communicate())
+        polls = await poll_while(world.url, grpc_port, asyncio.shield(reading))
+        return polls, (await reading)[0]
+
+    polls, printed = asyncio.run(run())
+    return {
+        "served_per_s": round(served, 1),
+        "offered_per_s": round(rate, 1),
+        "duration_s": duration_s,
+        "offered": json.loads(printed),
+        "polls": polls,
+    }
+
+
+@contextlib.contextmanager
+def overload_world() -> Iterator[tuple[World, int]]:
+    """Default limits, but no cache, so that the tower is what is overloaded."""
+    port = free_port()
+    flags = ("--model-path", "demo:qwen2.5-vl-tiny", "--device", "cpu", "--grpc-port", str(port), "--cache-bytes", "0")
+    with World(*flags, nproc=2) as world:
+        yield world.start().wait_ready(replicas=2), port
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=float, default=3.0)
+    parser.add_argument("--duration-s", type=float, default=20.0)
+    parser.add_argument("--out", type=Path, help="write the JSON here too")
+    parser.add_argument("--offer", nargs=3, metavar=("URL", "RATE", "SECONDS"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.offer:
+        url, rate, duration_s = args.offer
+        print(json.dumps(asyncio.run(offer(url, float(rate), float(duration_s))).report()))
+        return
+    watch = MachineWatch.start()
+    with overload_world() as (world, port):
+        measured = measure(world, port, times=args.times, warm_up_s=5.0, duration_s=args.duration_s)
+    text = json.dumps({**circumstances("benchmarks.overload"), **watch.until_now(), **measured}, indent=2)
+    print(text)
+    if args.out:
+        args.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
