@@ -22,12 +22,12 @@ SUMMARY = "SUMMARY.md"
 
 def measure(scenario: Scenario[Any], options: Options, *, quick: bool, results: Path) -> dict[str, Any]:
     """Runs one and writes its files. Returns the record."""
-    watch = MachineWatch.start()
+    watch, where = MachineWatch.start(), circumstances("benchmarks")
     report = scenario.run(options)
     measured = {
         "scenario": scenario.name,
         "about": scenario.about,
-        **circumstances("benchmarks"),
+        **where,
         "command": shlex.join(scenario.command(options, quick=quick)),
         "quick": quick,
         **watch.until_now(),

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def main() -> int:
     server = _server(args.url, args.processes)
     before = server.cpu_s() if server else {}
     tally = asyncio.run(run_load(args.url, plan, None if args.no_progress else Progress(sys.stderr)))
-    report = {"url": args.url, "sizes": args.sizes, **_loop(args), **tally.report()}
+    report = {"url": args.url, "sizes": args.sizes, "seed": args.seed, **_loop(args), **tally.report()}
     if server:
         spent = cpu_spent_s(before, server.cpu_s())
         report["server_cpu_s_by_role"] = spent
@@ -109,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--reuse-window", type=int, default=256, help="out of so many that were new last")
     add("--chaos", type=float, default=0.0, help="share of requests that are bad or hung up on")
     add("--timeout-s", type=float, default=300.0, help="for one request")
-    add("--seed", type=int, default=0, help="equal seeds send equal loads")
+    add("--seed", type=int, default=random.randrange(2**32), help="equal seeds send equal loads (default: a new one)")
     add("--processes", action="store_true", help="CPU and memory of the server's processes; on its own machine")
     add("--json", type=Path, help="write the result here too")
     add("--no-progress", action="store_true")

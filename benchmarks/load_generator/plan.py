@@ -27,7 +27,8 @@ class LoadPlan:
 
     Without `rate` the loop is closed: each of `clients` sends when its last reply is here. With `rate`, in requests per
     second, requests are due at times that wait for nobody; `clients`, if given, then bounds how many are under way, and
-    what is late because of it counts as latency.
+    what is late because of it counts as latency. Plans that differ in nothing send the same files; with another `seed`
+    all files are others.
     """
 
     pools: Sequence[Sequence[bytes]]

@@ -15,15 +15,15 @@ _START = b"\xff\xd8"
 _STAGES = ("x-total-time-ms", "x-queue-time-ms", "x-preprocess-time-ms", "x-forward-time-ms")
 
 
-def file_of(item: Item, pools: Sequence[Sequence[bytes]]) -> bytes:
-    """The item's file, equal for equal items and for no others."""
+def file_of(item: Item, pools: Sequence[Sequence[bytes]], seed: int = 0) -> bytes:
+    """The item's file, equal for equal items of equal seeds and for no others."""
     pool = pools[item.kind]
-    return unlike(pool[item.serial % len(pool)], item.serial)
+    return unlike(pool[item.serial % len(pool)], item.serial, seed)
 
 
-def unlike(file: bytes, serial: int) -> bytes:
+def unlike(file: bytes, serial: int, seed: int = 0) -> bytes:
     """The same picture in a file of its own: a JPEG with a comment in front, any other with bytes at its end."""
-    text = struct.pack(">Q", serial)
+    text = struct.pack(">QQ", seed, serial)
     if file.startswith(_START):
         return _START + _COMMENT + struct.pack(">H", 2 + len(text)) + text + file[2:]
     return file + text

@@ -108,7 +108,7 @@ class _Load:
         self.tally.samples.append(replace(sample, ended=self.now()))
 
     async def _ask(self, sample: Sample, turn: Turn) -> Sample:
-        body, kind = body_of([file_of(item, self._plan.pools) for item in turn.items])
+        body, kind = body_of([file_of(item, self._plan.pools, self._plan.seed) for item in turn.items])
         try:
             async with self._session.post(
                 self._path, data=body, headers={"content-type": kind, "accept": _ACCEPT}

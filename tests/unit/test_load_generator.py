@@ -7,6 +7,7 @@ import collections
 import io
 import itertools
 import statistics
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
@@ -28,8 +29,8 @@ from tests.harness.fake_service import FakeService
 PICTURES = make_pictures([(32, 24)], 3)
 
 
-def first(count: int, source: object) -> list[object]:
-    return list(itertools.islice(source, count))  # type: ignore[call-overload, no-any-return]
+def first(count: int, source: Iterator[float]) -> list[float]:
+    return list(itertools.islice(source, count))
 
 
 # -- when
@@ -48,7 +49,7 @@ def test_poisson_arrivals_have_exponential_gaps_of_the_mean() -> None:
 
 
 def test_equal_seeds_give_equal_arrivals_and_others_do_not() -> None:
-    def drawn(seed: int) -> list[object]:
+    def drawn(seed: int) -> list[float]:
         return first(10, due_times(5.0, Arrivals.POISSON, seed))
 
     assert drawn(1) == drawn(1) != drawn(2)
@@ -118,6 +119,7 @@ def test_equal_items_have_equal_files_and_others_have_not() -> None:
     files = [file_of(Item(0, serial), [PICTURES]) for serial in range(7)]
     assert len(set(files)) == 7
     assert file_of(Item(0, 3, again=True), [PICTURES]) == files[3]
+    assert file_of(Item(0, 3), [PICTURES], seed=1) not in files
 
 
 # -- what came of it
@@ -227,7 +229,7 @@ def test_a_bounded_open_loop_sends_what_is_overdue_and_counts_its_wait() -> None
     """Twenty are due within 20 ms, one client, and every answer takes 20 ms: the last waits for all before it."""
 
     class Slow(FakeService):
-        async def encode(self, request: EncodeRequest) -> list[ItemOutcome]:
+        async def encode(self, request: EncodeRequest) -> Sequence[ItemOutcome]:
             await asyncio.sleep(0.02)
             return await super().encode(request)
 
