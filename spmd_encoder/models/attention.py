@@ -48,6 +48,36 @@ class PackedAttention(nn.Module):
         return qkv
 
 
+class SegmentAttention(nn.Module):
+    """As `PackedAttention`, for attentions with three layers for queries, keys and values, and without a batch's mask.
+
+    The layer after them is `closing`.
+    """
+
+    def __init__(self, attention: Any, closing: str) -> None:
+        super().__init__()
+        self.columns = nn.ModuleList([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.closing: RowParallelLinear = getattr(attention, closing)
+        self.head_dim = int(attention.head_dim)
+        self._scale = float(attention.scaling)
+
+    def attend(self, hidden: Tensor, cu_seqlens: Tensor, positions: tuple[Tensor, Tensor] | None) -> Tensor:
+        """`[1, rows, width]` to the same. `cu_seqlens` `[segments + 1]` int32 are the segments' ends after a 0,
+        `positions` cosines and sines, `[rows, head]` each, or None where positions are no part of attention."""
+        qkv = by_rows(self._rotated, hidden[0], *(positions or ()))
+        out = attend(qkv, cu_seqlens, self._scale)
+        return self.closing(out.flatten(1))[None]  # type: ignore[no-any-return]
+
+    def _rotated(self, hidden: Tensor, *positions: Tensor) -> Tensor:
+        """`[rows, 3, heads, head]`, queries and keys rotated by their positions, if any."""
+        parts = [column(hidden).view(len(hidden), -1, self.head_dim) for column in self.columns]
+        qkv = torch.stack(parts, dim=1)
+        if positions:
+            cos, sin = positions
+            rotate_(qkv[:, :2], cos[:, None, None], sin[:, None, None])
+        return qkv
+
+
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """`x * cos + rotate_half(x) * sin` in place, where `rotate_half` of (a, b) is (-b, a)."""
     half = x.shape[-1] // 2

@@ -10,12 +10,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from spmd_encoder.api.cost import CostTable
-from spmd_encoder.models.attention import attend, rotate_
+from spmd_encoder.models.attention import SegmentAttention
 from spmd_encoder.models.base import Features, Preprocessor
 from spmd_encoder.models.feed_forward import feed_forward
-from spmd_encoder.models.linear import by_rows
 from spmd_encoder.models.picture import run_processor
-from spmd_encoder.models.sharding import RowParallelLinear, Split
+from spmd_encoder.models.sharding import Split
 
 
 class PixtralPreprocessor(Preprocessor):
@@ -42,35 +41,17 @@ class PixtralPreprocessor(Preprocessor):
         )
 
 
-class PixtralAttention(nn.Module):
-    """Takes the place of transformers' own after it was cut: over packed pictures, without a mask."""
+class PixtralAttention(SegmentAttention):
+    """Takes the place of transformers' own after it was cut: over packed pictures."""
 
     def __init__(self, attention: Any) -> None:
-        super().__init__()
-        self.columns = nn.ModuleList([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.o_proj: RowParallelLinear = attention.o_proj
-        self.head_dim = int(attention.head_dim)
-        self._scale = float(attention.scaling)
+        super().__init__(attention, closing="o_proj")
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        cu_seq_lens_q: Tensor,
-        **_: Any,
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], cu_seq_lens_q: Tensor, **_: Any
     ) -> tuple[Tensor, None]:
-        """`[1, rows, width]` to the same. `cu_seq_lens_q` `[pictures + 1]` int32 are the pictures' ends after a 0,
-        `position_embeddings` cosines and sines, `[rows, head]` each."""
-        qkv = by_rows(self._rotated, hidden_states[0], *position_embeddings)
-        out = attend(qkv, cu_seq_lens_q, self._scale)
-        return self.o_proj(out.flatten(1))[None], None
-
-    def _rotated(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """`[rows, 3, heads, head]`, queries and keys rotated by their positions."""
-        parts = [column(hidden).view(len(hidden), -1, self.head_dim) for column in self.columns]
-        qkv = torch.stack(parts, dim=1)
-        rotate_(qkv[:, :2], cos[:, None, None], sin[:, None, None])
-        return qkv
+        """`[1, rows, width]` to the same; the second is where transformers' has weights of attention."""
+        return self.attend(hidden_states, cu_seq_lens_q, position_embeddings), None
 
 
 def use_packed_attention(tower: Any) -> None:

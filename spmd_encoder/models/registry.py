@@ -72,6 +72,14 @@ _IDEFICS = (
     "transformers.models.smolvlm.image_processing_pil_smolvlm",
     *_LANGUAGE,
 )
+_MINICPM = (
+    "transformers.models.minicpmv4_6.modeling_minicpmv4_6",
+    "transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6",
+    "transformers.models.minicpmv4_7.modeling_minicpmv4_7",
+    "transformers.models.qwen3_5.configuration_qwen3_5",
+    "torch._subclasses.schema_check_mode",
+    *_LANGUAGE,
+)
 _TOWER_AND_PROJECTOR = (
     "vision_tower.",
     "model.vision_tower.",
@@ -262,6 +270,20 @@ FAMILIES: tuple[FamilyEntry, ...] = (
         adapter="spmd_encoder.models.idefics3:SmolVLMAdapter",
         preload=_IDEFICS,
         tower_keys=("model.vision_model.", "model.connector."),
+    ),
+    FamilyEntry(
+        family="minicpmv4_6",
+        model_types=("minicpmv4_6",),
+        adapter="spmd_encoder.models.minicpmv:MiniCPMV46Adapter",
+        preload=_MINICPM,
+        tower_keys=("model.vision_tower.", "model.merger."),
+    ),
+    FamilyEntry(
+        family="minicpmv4_7",
+        model_types=("minicpmv4_7",),
+        adapter="spmd_encoder.models.minicpmv:MiniCPMV47Adapter",
+        preload=_MINICPM,
+        tower_keys=("model.vision_tower.", "model.merger."),
     ),
     FamilyEntry(
         family="clip",

@@ -117,9 +117,9 @@ def test_promises_are_kept(case: Case) -> None:
             assert out.pooled.shape == (adapter.embedding_dims[OutputKind.POOLED],)
             assert bool(torch.isfinite(out.pooled).all())
         assert bool(torch.isfinite(out.tokens).all())
-        assert features.grid is not None
-        t, h, w = features.grid
-        assert features.cost == t * h * w
+        if features.grid is not None:  # a family's slices may be of several sizes
+            t, h, w = features.grid
+            assert features.cost == t * h * w
 
 
 def test_results_are_bit_stable_and_depend_on_the_picture(case: Case) -> None:

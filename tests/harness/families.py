@@ -39,6 +39,11 @@ def _in_company(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor |
     return _rows(model, {name: torch.cat([tensor, tensor]) for name, tensor in inputs.items()})
 
 
+def _slices(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+    """Families that give the rows of each slice of a picture."""
+    return torch.cat(model.get_image_features(inputs["pixel_values"], inputs["target_sizes"]).pooler_output), None
+
+
 def _clip(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     out = model.get_image_features(**inputs)
     return out.last_hidden_state[0, 1:], out.pooler_output[0]
@@ -78,6 +83,8 @@ REFERENCES: dict[str, tuple[str, Reference]] = {
     "paligemma": ("PaliGemmaForConditionalGeneration", _tiles),
     "idefics3": ("Idefics3ForConditionalGeneration", _rows),
     "smolvlm": ("SmolVLMForConditionalGeneration", _rows),
+    "minicpmv4_6": ("MiniCPMV4_6ForConditionalGeneration", _slices),
+    "minicpmv4_7": ("MiniCPMV4_7ForConditionalGeneration", _slices),
     "clip": ("CLIPModel", _clip),
     "siglip": ("SiglipModel", _siglip),
     "siglip2": ("Siglip2Model", _siglip2),
