@@ -140,7 +140,7 @@ class LifecycleConfig:
     warm_up: bool = flag(
         True,
         "before a replica takes work its tower runs small items and then batches up to --max-batch-tokens, as far as "
-        "half a second reaches (on GPUs 20 s), so that the first requests are not slow and memory that is too small shows",
+        "half a second reaches (on GPUs 20 s), so that first requests are not slow and memory that is too small shows",
     )
     start_deadline_s: float = flag(
         600.0, "after this a world with at least one replica counts as started", alias=("--start-deadline",)

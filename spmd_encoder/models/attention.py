@@ -94,11 +94,20 @@ def attend(qkv: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
     Neighbours of equal length go in one call, without a mask, which torch has a flash attention for.
     """
     parts = []
-    for run in runs(qkv, cu_seqlens.diff().tolist()):
+    for run in runs(qkv, segment_lengths(cu_seqlens)):
         query, key, value = run.permute(2, 0, 3, 1, 4)
         out = F.scaled_dot_product_attention(query, key, value, scale=scale)
         parts.append(out.transpose(1, 2).flatten(0, 1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def segment_lengths(cu_seqlens: Tensor) -> list[int]:
+    """Of `[segments + 1]` ends after a 0. They are kept with the tensor, which is the same in many layers: each reading
+    would have the processor wait for the device."""
+    held: list[int] | None = getattr(cu_seqlens, "segment_lengths", None)
+    if held is None:
+        held = cu_seqlens.segment_lengths = cu_seqlens.diff().tolist()  # type: ignore[attr-defined]
+    return held
 
 
 def runs(qkv: Tensor, lengths: Sequence[int]) -> Iterator[Tensor]:

@@ -40,17 +40,28 @@ def modalities_of(folder: Path) -> tuple[Modality, ...]:
 
 
 def resolve_dtype(wanted: str, folder: Path) -> torch.dtype:
-    """The dtype that `--dtype` means; `auto` is what `config.json` says, float32 where it says nothing.
+    """The dtype that `--dtype` means; `auto` is the checkpoint's, or bfloat16 in the place of a float16 in which towers
+    of its family overflow.
 
-    Raises StartupError for a dtype that is not served.
+    Raises StartupError for a dtype that is not served, and for float16 that is asked for where it overflows.
     """
-    name = wanted
-    if wanted == "auto":
-        config = read_config(folder)
-        # Newer files say `dtype`, older ones `torch_dtype`; some say it only of a part.
-        parts = [config, *(p for k in ("vision_config", "text_config") if isinstance(p := config.get(k), dict))]
-        said = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]
-        name = next((str(s).removeprefix("torch.") for s in said if s and s != "auto"), "float32")
+    name = stored_dtype(folder) if wanted == "auto" else wanted
     if name not in _DTYPES:
         raise StartupError(f"dtype {name} is not served; give --dtype {', '.join(_DTYPES)}")
+    if name == "float16" and not (entry := registry.find(read_model_type(folder))).float16_safe:
+        if wanted == name:
+            raise StartupError(
+                f"--dtype float16: towers of the family {entry.family} are known to overflow in it; give --dtype "
+                "bfloat16 or float32"
+            )
+        name = "bfloat16"
     return _DTYPES[name]
+
+
+def stored_dtype(folder: Path) -> str:
+    """What `config.json` says of the weights' dtype, float32 where it says nothing. Raises StartupError."""
+    config = read_config(folder)
+    # Newer files say `dtype`, older ones `torch_dtype`; some say it only of a part.
+    parts = [config, *(p for k in ("vision_config", "text_config") if isinstance(p := config.get(k), dict))]
+    said = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]
+    return next((str(s).removeprefix("torch.") for s in said if s and s != "auto"), "float32")

@@ -33,6 +33,12 @@ _DECODERS = MappingProxyType(
 )
 
 
+# Qwen2.5-VL's tower, and those that stand on SigLIP so400m, have activations beyond 65504.
+_OVERFLOW_IN_FLOAT16 = frozenset(
+    {"qwen2_5_vl", "siglip", "siglip2", "llava_onevision", "gemma3", "paligemma", "idefics3", "smolvlm"}
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FamilyEntry:
     """One family. `adapter` is `module:Class`; `preload` are the modules that its first load would import.
@@ -46,6 +52,11 @@ class FamilyEntry:
     adapter: str
     preload: tuple[str, ...]
     tower_keys: tuple[str, ...] = ()
+
+    @property
+    def float16_safe(self) -> bool:
+        """Whether no checkpoint of the family is known whose tower overflows in float16."""
+        return self.family not in _OVERFLOW_IN_FLOAT16
 
 
 _CLIP = ("transformers.models.clip.modeling_clip", "transformers.models.clip.image_processing_pil_clip")

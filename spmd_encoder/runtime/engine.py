@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from spmd_encoder.api.types import OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
@@ -16,7 +17,7 @@ from spmd_encoder.runtime.features import features_of, tensor_bytes
 from spmd_encoder.scheduler.output import EngineOutput
 from spmd_encoder.scheduler.scheduler import BatchResult, Prepared
 from spmd_encoder.wire.messages import Job, Prepare
-from spmd_encoder.worker.encoder import ForwardResult
+from spmd_encoder.worker.encoder import ForwardResult, pinned
 from spmd_encoder.worker.faults import Faults
 from spmd_encoder.worker.worker import LeaderWorker
 
@@ -32,13 +33,16 @@ class PreparedItem:
 
 
 class TowerEngine:
-    """Implements `scheduler.Engine`."""
+    """Implements `scheduler.Engine`. `pins`: batches are packed into pinned memory, for a GPU."""
 
-    def __init__(self, adapter: FamilyAdapter, worker: LeaderWorker, pool: PreparerPool, faults: Faults) -> None:
+    def __init__(
+        self, adapter: FamilyAdapter, worker: LeaderWorker, pool: PreparerPool, faults: Faults, *, pins: bool
+    ) -> None:
         self._adapter = adapter
         self._worker = worker
         self._pool = pool
         self._faults = faults
+        self._pins = pins
 
     async def prepare(self, job: Job, media: memoryview) -> PreparedItem:
         if job.modality not in self._adapter.modalities:
@@ -57,7 +61,7 @@ class TowerEngine:
 
     async def run(self, jobs: Sequence[Job], items: Sequence[Prepared]) -> BatchResult:
         features = [item.features for item in items if isinstance(item, PreparedItem)]
-        tensors = await asyncio.to_thread(self._adapter.pack, features)
+        tensors = await asyncio.to_thread(self._pack, features)
 
         def before() -> None:
             self._faults.before_forward(job.digest for job in jobs)
@@ -71,10 +75,14 @@ class TowerEngine:
 
         return await self._worker.execute(tensors, before=before, after=after)
 
+    def _pack(self, features: Sequence[Features]) -> dict[str, Tensor]:
+        tensors = self._adapter.pack(features)
+        return pinned(tensors) if self._pins else tensors
+
     async def try_out(self, features: Sequence[Features], flag: str) -> None:
         """A batch of the warm-up, whose size `flag` bounds. Raises StartupError where it shows that the model cannot be
         served like this."""
-        tensors = await asyncio.to_thread(self._adapter.pack, features)
+        tensors = await asyncio.to_thread(self._pack, features)
         kind = self._adapter.default_output
 
         def after(result: ForwardResult) -> list[EngineOutput | EncoderError]:

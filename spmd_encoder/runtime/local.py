@@ -24,7 +24,7 @@ from spmd_encoder.media.pool import PreparerPool
 from spmd_encoder.models.base import FamilyAdapter, LoadContext
 from spmd_encoder.models.checkpoint import read_model_type
 from spmd_encoder.models.demo import is_random
-from spmd_encoder.models.loading import load_adapter, resolve_dtype
+from spmd_encoder.models.loading import load_adapter, resolve_dtype, stored_dtype
 from spmd_encoder.runtime.engine import TowerEngine
 from spmd_encoder.runtime.leader import LeaderLoop
 from spmd_encoder.runtime.phases import Phases
@@ -148,7 +148,7 @@ async def _build_leader(place: _Place) -> RankLoop:
     await channel.wait_for_followers(config.lifecycle.collective_timeout_s)
     place.phases.done("load")
     worker = LeaderWorker(encoder, place.compute, channel, _profiler(place, encoder))
-    engine = TowerEngine(encoder.adapter, worker, pool, faults)
+    engine = TowerEngine(encoder.adapter, worker, pool, faults, pins=encoder.device.type == "cuda")
     if config.lifecycle.warm_up:
         await _warm_up(place, encoder, engine)
         place.phases.done("warm_up")
@@ -278,6 +278,8 @@ def _load(place: _Place, *, orders_address: str | None) -> MMEncoder:
         scope, place.layout, spec.rank, backend=backend, timeout_s=config.lifecycle.collective_timeout_s
     )
     dtype = resolve_dtype(config.model.dtype, place.folder)
+    if config.model.dtype == "auto" and (stored := stored_dtype(place.folder)) != str(dtype).removeprefix("torch."):
+        log.warning("the checkpoint is of %s, in which towers of its family overflow: served in %s", stored, dtype)
     context = LoadContext(dtype=dtype, device=device, group=group, fast_linears=config.model.fast_linears)
     adapter = load_adapter(place.folder, context)
     dist.barrier(group=group)

@@ -32,22 +32,40 @@ class MMEncoder:
     def run(self, specs: Sequence[TensorSpec], tensors: Mapping[str, Tensor] | None) -> ForwardResult:
         """Take the batch from the leader (who passes `tensors`; the others None) and run the forward.
 
-        Outputs are on the CPU. Any exception here leaves the group out of step: the caller must end the worker.
+        Outputs are on the CPU. Of a GPU only the end is waited for, and what a family reads back of its index tensors at
+        the start: pinned inputs are copied while the forward is being queued, its outputs go to pinned memory after it.
+
+        Any exception here leaves the group out of step: the caller must end the worker.
         """
         started = time.perf_counter()
         with torch.inference_mode():
             batch: dict[str, Tensor] = {}
             for spec in specs:
                 if tensors is not None:
-                    tensor = tensors[spec.name].to(self.device)
+                    tensor = tensors[spec.name].to(self.device, non_blocking=True)
                 else:
                     tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=self.device)
                 batch[spec.name] = from_leader(self._group, tensor)
             outputs = [
-                TowerOutput(tokens=out.tokens.cpu(), pooled=None if out.pooled is None else out.pooled.cpu())
+                TowerOutput(tokens=_fetched(out.tokens), pooled=None if out.pooled is None else _fetched(out.pooled))
                 for out in self.adapter.forward(batch)
             ]
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()
         return ForwardResult(outputs, time.perf_counter() - started)
+
+
+def pinned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same in memory that a GPU reads by itself: only from such a copy does the processor not wait."""
+    return {name: tensor.pin_memory() for name, tensor in tensors.items()}
+
+
+def _fetched(tensor: Tensor) -> Tensor:
+    """On the CPU; from a GPU not before its stream has been waited for."""
+    if tensor.device.type != "cuda":
+        return tensor.cpu()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
 
 
 def specs_of(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionPatchEmbed, apply_rotary_pos_emb_vision
 
-from spmd_encoder.models.attention import attend, rotate_, runs
+from spmd_encoder.models.attention import attend, rotate_, runs, segment_lengths
 from spmd_encoder.models.linear import BLOCK, by_rows, linear_block
 from spmd_encoder.models.qwen_vl import PatchEmbedding
 
@@ -79,3 +79,11 @@ def test_patches_side_by_side_are_embedded_as_one_by_one(patches: int) -> None:
         got, want = PatchEmbedding(embedding)(pixels), embedding(pixels)
     assert got.is_contiguous()
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_lengths_are_read_from_a_tensor_once() -> None:
+    ends = torch.tensor([0, 3, 6, 10], dtype=torch.int32)
+    lengths = segment_lengths(ends)
+    assert lengths == [3, 3, 4]
+    assert segment_lengths(ends) is lengths
+    assert segment_lengths(torch.tensor([0, 10])) == [10]

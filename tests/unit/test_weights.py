@@ -290,7 +290,8 @@ def test_auto_dtype_is_the_configs(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     for text, dtype in (
         ('{"torch_dtype": "bfloat16"}', torch.bfloat16),
-        ('{"dtype": "float16"}', torch.float16),
+        ('{"dtype": "float16", "model_type": "clip"}', torch.float16),
+        ('{"dtype": "float16", "model_type": "qwen2_5_vl"}', torch.bfloat16),
         ('{"vision_config": {"dtype": "bfloat16"}}', torch.bfloat16),
         ("{}", torch.float32),
     ):
@@ -300,6 +301,15 @@ def test_auto_dtype_is_the_configs(tmp_path: Path) -> None:
     config.write_text('{"dtype": "float8_e4m3fn"}')
     with pytest.raises(StartupError, match="float8_e4m3fn is not served"):
         resolve_dtype("auto", tmp_path)
+
+
+def test_float16_is_refused_where_towers_overflow_in_it(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"dtype": "bfloat16", "model_type": "siglip"}')
+    with pytest.raises(StartupError, match=r"family siglip are known to overflow.*give --dtype bfloat16 or float32"):
+        resolve_dtype("float16", tmp_path)
+    config.write_text('{"dtype": "bfloat16", "model_type": "dinov2"}')
+    assert resolve_dtype("float16", tmp_path) is torch.float16
 
 
 def test_shards_are_listed_without_an_index(qwen: Path) -> None:
