@@ -24,7 +24,7 @@ from spmd_encoder.models.loading import adapter_class, load_adapter
 from spmd_encoder.models.registry import FAMILIES, FamilyEntry
 from tests.harness import media
 from tests.harness.clips import sound
-from tests.harness.families import WholeModel
+from tests.harness.families import SAME_TOWER, WholeModel
 from tests.harness.film_families import FILM_REFERENCES
 from tests.harness.sound_families import WholeSoundModel
 from tests.harness.world import World, noise_png, off_by
@@ -47,7 +47,7 @@ def shapes_of(entry: FamilyEntry) -> list[tuple[int, int]]:
     return SHAPES if entry.family in IN_EVERY_SHAPE else [(1, 2)]
 
 
-CASES = [(entry, shape) for entry in FAMILIES for shape in shapes_of(entry)]
+CASES = [(entry, shape) for entry in FAMILIES if entry.family not in SAME_TOWER for shape in shapes_of(entry)]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0].family}-dp{case[1][0]}tp{case[1][1]}")

@@ -91,6 +91,16 @@ REFERENCES: dict[str, tuple[str, Reference]] = {
     "dinov2": ("Dinov2Model", _dinov2),
 }
 
+SAME_TOWER = {
+    "qwen3_vl_moe": "qwen3_vl",
+    "qwen3_5_moe": "qwen3_5",
+    "glm4v_moe": "glm4v",
+    "glm46v": "glm4v",
+    "smolvlm": "idefics3",
+    "minicpmv4_7": "minicpmv4_6",
+}
+"""Families that differ from another one in their language half alone: long tests of worlds leave them out."""
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "internvl": {"crop_to_patches": True},
     "mistral3": {"patch_size": 28},
