@@ -11,7 +11,7 @@ import pytest
 from spmd_encoder.api.types import Embedding, EncodeRequest, ItemFailure, MediaItem, Modality, OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.wire.messages import Failed, Heartbeat, SchedulerStats
-from tests.unit.test_dispatcher import Scheduler, World, answers, item, until, world
+from tests.harness.dispatcher_world import Scheduler, World, answers, item, until, world
 
 pytestmark = pytest.mark.timeout(30)
 

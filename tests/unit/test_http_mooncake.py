@@ -24,7 +24,7 @@ from spmd_encoder.transports.memory_writer import MemoryWriter
 from spmd_encoder.transports.registry import load_writer
 from tests.harness.fake_service import FakeService, picture
 from tests.harness.landing import FAKE_MOONCAKE, Landing
-from tests.unit.test_http_sglang import rows_of, wanted
+from tests.harness.sglang_server import rows_of, wanted
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,136 +11,8 @@ from hypothesis import strategies as st
 
 from spmd_encoder.api.types import Modality, OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.scheduler.batcher import Batcher
-from spmd_encoder.scheduler.cache import ResultCache
-from spmd_encoder.scheduler.output import EngineOutput
-from spmd_encoder.scheduler.scheduler import BatchResult, EncoderScheduler
-from spmd_encoder.wire.messages import Began, Completed, Ended, Failed, Job, Message
-
-
-@dataclass(frozen=True)
-class Item:
-    job_id: int
-    cost: int
-    key: object
-
-
-@dataclass
-class FakeEngine:
-    """Prepares at once unless `hold_prepare` names the job; a forward lasts until its gate opens."""
-
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-    batches: list[list[int]] = field(default_factory=list)
-    prepared: list[int] = field(default_factory=list)
-    hold_prepare: dict[int, asyncio.Event] = field(default_factory=dict)
-    prepare_errors: dict[int, Exception] = field(default_factory=dict)
-    run_errors: dict[int, EncoderError] = field(default_factory=dict)
-    broken: Exception | None = None
-    keys: dict[int, str] = field(default_factory=dict)
-    inside: set[int] = field(default_factory=set)
-    beside: dict[int, set[int]] = field(default_factory=dict)
-    """Who was in preparation or in a forward together with a job."""
-
-    def enter(self, job_ids: Sequence[int]) -> None:
-        self.inside |= set(job_ids)
-        for job_id in self.inside:
-            self.beside.setdefault(job_id, set()).update(self.inside - {job_id})
-
-    async def prepare(self, job: Job, media: memoryview) -> Item:
-        self.enter([job.job_id])
-        try:
-            if (event := self.hold_prepare.get(job.job_id)) is not None:
-                await event.wait()
-            await asyncio.sleep(0)
-            assert bytes(media) == b"media %d" % job.job_id
-            if (error := self.prepare_errors.get(job.job_id)) is not None:
-                raise error
-            self.prepared.append(job.job_id)
-            return Item(job.job_id, job.cost_tokens, self.keys.get(job.job_id, "k"))
-        finally:
-            self.inside.discard(job.job_id)
-
-    async def run(self, jobs: Sequence[Job], items: Sequence[Any]) -> BatchResult:
-        ids = [job.job_id for job in jobs]
-        assert ids == [item.job_id for item in items]
-        self.batches.append(ids)
-        self.enter(ids)
-        await self.gate.wait()
-        await asyncio.sleep(0)
-        self.inside -= set(ids)
-        if self.broken is not None:
-            raise self.broken
-        return BatchResult([self.run_errors.get(job_id) or output(job_id) for job_id in ids], 0.25)
-
-
-def output(job_id: int) -> EngineOutput:
-    data = memoryview(b"data %d" % job_id)
-    return EngineOutput(kind=OutputKind.TOKENS, shape=(1, job_id), dtype="uint8", num_tokens=1, grid=None, data=data)
-
-
-def job(job_id: int, *, cost: int = 1, budget_s: float = 1000.0, alone: bool = False, **more: Any) -> Job:
-    fields: dict[str, Any] = {"modality": Modality.IMAGE, "output": None, "digest": f"d{job_id}"} | more
-    return Job(job_id=job_id, request_id=f"r{job_id}", cost_tokens=cost, budget_s=budget_s, alone=alone, **fields)
-
-
-class Bench:
-    def __init__(self, *, max_items: int = 4, max_tokens: int = 100, lookahead: int = 12, cache_bytes: int = 0) -> None:
-        self.engine = FakeEngine()
-        self.replies: list[tuple[Message, list[bytes]]] = []
-        self.notes: list[Message] = []
-        self.now = 0.0
-        self.scheduler = EncoderScheduler(
-            self.engine,
-            Batcher(max_items=max_items, max_tokens=max_tokens, lookahead=lookahead),
-            ResultCache(cache_bytes),
-            reply=lambda message, frames: self.replies.append((message, [bytes(frame) for frame in frames])),
-            note=self.notes.append,
-            clock=lambda: self.now,
-        )
-        self.running: asyncio.Task[None] = asyncio.create_task(self.scheduler.run())
-
-    def submit(self, *jobs: Job) -> None:
-        self.scheduler.submit(jobs, [memoryview(b"media %d" % job.job_id) for job in jobs])
-
-    async def settle(self) -> None:
-        for _ in range(60):
-            await asyncio.sleep(0)
-
-    @property
-    def completed(self) -> list[int]:
-        return [message.job_id for message, _ in self.replies if isinstance(message, Completed)]
-
-    @property
-    def failed(self) -> dict[int, ErrorCode]:
-        return {message.job_id: message.code for message, _ in self.replies if isinstance(message, Failed)}
-
-    def suspects(self) -> set[int]:
-        """What the keeper would suspect now; every job begins and ends once at most."""
-        began = Counter(job_id for note in self.notes if isinstance(note, Began) for job_id in note.job_ids)
-        ended = Counter(job_id for note in self.notes if isinstance(note, Ended) for job_id in note.job_ids)
-        assert max(began.values(), default=0) <= 1
-        assert ended <= began
-        return set((began - ended).elements())
-
-
-@asynccontextmanager
-async def bench(**limits: int) -> AsyncIterator[Bench]:
-    made = Bench(**limits)
-    try:
-        yield made
-    finally:
-        made.scheduler.stop()
-        made.engine.gate.set()
-        for event in made.engine.hold_prepare.values():
-            event.set()
-        try:
-            await asyncio.wait_for(made.running, 5)
-        except ArithmeticError:
-            assert made.engine.broken is not None
-        if made.engine.broken is None:
-            assert made.suspects() == set()
-            stats = made.scheduler.heartbeat().stats
-            assert (stats.queue_items, stats.running_items) == (0, 0)
+from spmd_encoder.wire.messages import Began, Completed, Failed
+from tests.harness.scheduler_bench import bench, job
 
 
 async def test_a_lone_item_starts_at_once_and_arrivals_meanwhile_share_the_next_forward() -> None:
@@ -440,44 +308,3 @@ def test_every_job_is_answered_once(steps: list[tuple[str, int, str]], max_items
             assert stats.batch_items == sum(map(len, b.engine.batches))
 
     asyncio.run(play())
-
-
-async def test_a_result_that_is_held_needs_no_forward() -> None:
-    async with bench(cache_bytes=100) as b:
-        b.engine.gate.set()
-        b.submit(job(1, digest="x"))
-        await b.settle()
-        b.submit(job(2, digest="x"), job(3, digest="x", output=OutputKind.POOLED), job(4, digest="x", probe=True))
-        await b.settle()
-        assert b.engine.prepared == [1, 3, 4], "another output and a probe are worked out"
-        first, again = (reply for reply in b.replies if isinstance(reply[0], Completed) and reply[0].job_id in (1, 2))
-        assert isinstance(first[0], Completed)
-        assert isinstance(again[0], Completed)
-        assert first[1] == again[1], "bit for bit"
-        assert (first[0].cached, again[0].cached) == (False, True)
-        assert again[0].shape == first[0].shape
-        stats = b.scheduler.heartbeat().stats
-        assert (stats.cache_hits, stats.cache_misses, stats.cache_entries, stats.cache_bytes) == (1, 2, 2, 12)
-
-
-async def test_a_failure_is_not_held() -> None:
-    async with bench(cache_bytes=100) as b:
-        b.engine.gate.set()
-        b.engine.run_errors[1] = EncoderError(ErrorCode.NON_FINITE, "nan")
-        b.submit(job(1, digest="x"))
-        await b.settle()
-        b.submit(job(2, digest="x"))
-        await b.settle()
-        assert (b.failed, b.completed) == ({1: ErrorCode.NON_FINITE}, [2])
-
-
-async def test_what_was_dropped_is_told_once() -> None:
-    async with bench(cache_bytes=13, max_items=1) as b:
-        b.engine.gate.set()
-        for number in (1, 2, 3):  # of 6 bytes each
-            b.submit(job(number))
-            await b.settle()
-        beat = b.scheduler.heartbeat()
-        assert beat.evicted == (("d1", ""),)
-        assert (beat.stats.cache_evictions, beat.stats.cache_bytes) == (1, 12)
-        assert b.scheduler.heartbeat().evicted == ()

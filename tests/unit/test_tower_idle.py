@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from spmd_encoder.scheduler.stats import Idle, TowerClock
-from tests.unit.test_scheduler import Bench, bench, job
+from tests.harness.scheduler_bench import Bench, bench, job
 
 
 def idle(b: Bench) -> tuple[float, float, float]:
