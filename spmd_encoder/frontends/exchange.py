@@ -12,13 +12,16 @@ from spmd_encoder.frontends.base import replicas_of
 
 @dataclass
 class Exchange:
-    """`times` are each stage's longest over the request's items, in seconds."""
+    """`times` are each stage's longest over the request's items, in seconds. `fetch_s`: until all URLs were fetched;
+    `delivery_s`: until all embeddings were where they were to go; None where there was none to."""
 
     started: float = field(default_factory=time.perf_counter)
     request_id: str | None = None
     replicas: list[int] = field(default_factory=list)
     times: StageTimes | None = None
     cached: int = 0
+    fetch_s: float | None = None
+    delivery_s: float | None = None
 
     def note(self, outcomes: Sequence[ItemOutcome]) -> None:
         """Take from an answer what its headers say."""
@@ -30,6 +33,7 @@ class Exchange:
                 queue_s=max(t.queue_s for t in times),
                 preprocess_s=max(t.preprocess_s for t in times),
                 forward_s=max(t.forward_s for t in times),
+                transfer_s=max(t.transfer_s for t in times),
             )
 
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -38,14 +42,16 @@ class Exchange:
         out = [(b"x-spmd-replica", replicas.encode())]
         if self.request_id is not None:
             out.append((b"x-request-id", self.request_id.encode()))
-        out.append((b"x-total-time-ms", _ms(time.perf_counter() - self.started)))
         if self.times is not None:
             out.append((b"x-spmd-cached", str(self.cached).encode()))
-            out.append((b"x-queue-time-ms", _ms(self.times.queue_s)))
-            out.append((b"x-preprocess-time-ms", _ms(self.times.preprocess_s)))
-            out.append((b"x-forward-time-ms", _ms(self.times.forward_s)))
+        out.append((b"server-timing", self._server_timing().encode()))
         return out
 
-
-def _ms(seconds: float) -> bytes:
-    return f"{seconds * 1000:.2f}".encode()
+    def _server_timing(self) -> str:
+        """Milliseconds by stage, as the W3C's Server Timing has them."""
+        stages: dict[str, float | None] = {"total": time.perf_counter() - self.started, "fetch": self.fetch_s}
+        if (times := self.times) is not None:
+            stages |= {"queue": times.queue_s, "preprocess": times.preprocess_s}
+            stages |= {"forward": times.forward_s, "transfer": times.transfer_s}
+        stages["delivery"] = self.delivery_s
+        return ", ".join(f"{name};dur={seconds * 1000:.2f}" for name, seconds in stages.items() if seconds is not None)

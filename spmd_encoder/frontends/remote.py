@@ -9,7 +9,7 @@ from typing import Protocol
 
 from spmd_encoder.api.service import EncoderService
 from spmd_encoder.api.types import ItemOutcome, OutputKind
-from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.errors import EncoderError, time_over
 from spmd_encoder.frontends.base import (
     ItemLimits,
     ItemNaming,
@@ -75,21 +75,24 @@ async def fetch_and_encode(
     timeout_s: float,
     check: Callable[[Sequence[ParsedItem]], None],
     name: ItemNaming,
+    fetched: Callable[[float], None] = lambda _: None,
 ) -> list[ItemOutcome]:
     """The outcomes of `items`, those that are URLs fetched first, all within `timeout_s`.
 
-    Items that are bad by then are counted here. `check` may raise before anything is encoded. Raises `EncoderError`
-    where the request as a whole fails: DEADLINE_EXCEEDED, or what the service refuses.
+    Items that are bad by then are counted here. `check` may raise before anything is encoded; `fetched` is told how
+    many seconds the fetches took, if there were any. Raises `EncoderError` where the request as a whole fails:
+    DEADLINE_EXCEEDED, or what the service refuses.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
+    began = loop.time()
+    deadline = began + timeout_s
     try:
         async with asyncio.timeout_at(deadline):
             parsed = await fetch_items(items, fetcher, limits=limits, pool=pool, reserve=reserve, name=name)
     except TimeoutError:
-        raise EncoderError(
-            ErrorCode.DEADLINE_EXCEEDED, "the request's time was over before all was fetched (--request-timeout-s)"
-        ) from None
+        raise time_over("fetch") from None
+    if any(isinstance(item, RemoteItem) for item in items):
+        fetched(loop.time() - began)
     for item in parsed:
         if isinstance(item, EncoderError):
             service.item_refused(item.code)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(120)
 
 GET = ["/health", "/health/live", "/health/ready", "/info", "/metrics", "/v1/models"]
 MODEL, STAGED = "/v1/models/{model_id}", "/v1/staged/{staged_id}"
-POST = ["/v1/encode", "/v1/embeddings"]
+POST = ["/v1/encode", "/v1/embeddings", "/v1/lookup"]
 EVERY = {"405", "421", "431"}
 """What any route may answer."""
 FORMS = {"multipart/form-data", "image/*", "audio/*", "video/*", "application/octet-stream", "application/json"}
@@ -127,6 +127,12 @@ def test_embeddings(schema: Any, mode: GenerationMode) -> None:
     assert mode is GenerationMode.NEGATIVE or 200 in seen
 
 
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_lookup(schema: Any, mode: GenerationMode) -> None:
+    seen = statuses_of(schema["/v1/lookup"]["POST"], mode, 50, {})
+    assert (200 if mode is GenerationMode.POSITIVE else 400) in seen
+
+
 @pytest.mark.parametrize(
     ("method", "mode"),
     [("GET", GenerationMode.POSITIVE), ("GET", GenerationMode.NEGATIVE), ("DELETE", GenerationMode.POSITIVE)],
@@ -153,12 +159,15 @@ def test_the_document_tells_of_everything(server: FakeServer) -> None:
     encode = spec["paths"]["/v1/encode"]["post"]
     assert set(encode["requestBody"]["content"]) == FORMS
     assert {p["name"] for p in encode["parameters"] if p["in"] == "query"} == {
-        *("output", "encoding_format", "request_id", "model", "destination", "fps", "max_frames")
+        *("output", "encoding_format", "request_id", "model", "destination", "fps", "max_frames", "deadline_ms")
     }
     assert set(encode["responses"]["200"]["content"]) == {"application/json", MEDIA_TYPE}
     for path in POST:
         responses = spec["paths"][path]["post"]["responses"]
         statuses = {*("200", "400", "403", "404", "408", "413", "415", "422", "429", "500", "502", "503", "504")}
+        statuses -= {"422", "429", "502"} if path == "/v1/lookup" else set()
         assert set(responses) == statuses | EVERY
         assert all("x-spmd-replica" in reply["headers"] for reply in responses.values())
-        assert all("retry-after" in responses[status]["headers"] for status in ("429", "503"))
+        assert all("retry-after" in responses[status]["headers"] for status in {"429", "503"} & statuses)
+        headers = {p["name"] for p in spec["paths"][path]["post"]["parameters"] if p["in"] == "header"}
+        assert headers == {"x-request-id", "x-request-timeout"}

@@ -68,12 +68,15 @@ def test_every_command_works_as_it_is_written(server: FakeServer, folder: Path) 
         replies[command] = run(command, folder)
     for command in CURLS:
         pictures = command.count("-F image=@") or 1
-        if "-o out.safetensors" in command:
+        if "/v1/lookup" in command:
+            (found,) = json.loads(replies[command])["data"]
+            assert found["held"] is False
+        elif "-o out.safetensors" in command:
             assert replies[command] == ""
             check_safetensors(folder / "out.safetensors", pictures)
         else:
             check_json(json.loads(replies[command]), pictures)
-    assert len(server.service.seen) == len(CURLS)
+    assert len(server.service.seen) == sum("/v1/lookup" not in command for command in CURLS)
 
 
 def test_the_safetensors_example_reads_what_curl_saved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -334,7 +334,7 @@ def test_the_readmes_example(
     server: FakeEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (Path(__file__).parents[2] / "README.md").read_text()
-    (source,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "client import" in code)
+    (source,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "client.wait_ready" in code)
     assert "http://localhost:30000" in source
     monkeypatch.chdir(tmp_path)
     Path("photo.jpg").write_bytes(picture(3))

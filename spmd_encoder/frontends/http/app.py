@@ -25,6 +25,7 @@ from spmd_encoder.frontends.http.encode import encode_routes
 from spmd_encoder.frontends.http.envelope import Envelope
 from spmd_encoder.frontends.http.errors import HttpError, error_response, http_error_response, plain_error
 from spmd_encoder.frontends.http.hosts import HostRule
+from spmd_encoder.frontends.http.lookup import lookup_routes
 from spmd_encoder.frontends.http.metrics import HttpMetrics
 from spmd_encoder.frontends.http.openapi import ANY_ROUTE
 from spmd_encoder.frontends.http.profile import profile_routes
@@ -93,6 +94,7 @@ def create_app(
     )
     routers = (
         encode_routes(backend),
+        lookup_routes(backend),
         staged_routes(backend),
         embeddings_routes(backend),
         sglang_routes(backend, dialect),

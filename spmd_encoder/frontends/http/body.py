@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.errors import EncoderError, ErrorCode, time_over
 from spmd_encoder.frontends.account import Account
 from spmd_encoder.frontends.http.errors import HttpError
 
@@ -30,12 +31,12 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 
 async def body_chunks(
-    request: Request, account: Account, *, max_bytes: int, timeouts: Timeouts
+    request: Request, account: Account, *, max_bytes: int, timeouts: Timeouts, until: float = math.inf
 ) -> AsyncIterator[bytes]:
     """The body as it comes, each chunk accounted for.
 
     Raises `EncoderError` TOO_LARGE (before reading where the length is announced), OVERLOADED, or CANCELLED when
-    the client goes; `HttpError` 408 when it sends too slowly.
+    the client goes, DEADLINE_EXCEEDED at `until` (the loop's time); `HttpError` 408 when it sends too slowly.
     """
     announced = _announced_length(request)
     _check_length(announced, max_bytes)
@@ -46,9 +47,11 @@ async def body_chunks(
     more = True
     while more:
         try:
-            async with asyncio.timeout_at(min(loop.time() + timeouts.body_idle_s, deadline)):
+            async with asyncio.timeout_at(min(loop.time() + timeouts.body_idle_s, deadline, until)):
                 message = await request.receive()
         except TimeoutError:
+            if loop.time() >= until:
+                raise time_over("receive") from None
             raise _too_slow(loop.time() >= deadline, timeouts) from None
         if message["type"] == "http.disconnect":
             raise EncoderError(ErrorCode.CANCELLED, "the client has gone")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -14,12 +15,13 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from spmd_encoder.api.types import ItemOutcome, OutputKind
-from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.errors import EncoderError, ErrorCode, time_over
 from spmd_encoder.frontends.account import Account
 from spmd_encoder.frontends.base import ItemNaming, ParsedItem, SourceItem, check_request_id
 from spmd_encoder.frontends.exchange import Exchange
 from spmd_encoder.frontends.http.backend import Backend
 from spmd_encoder.frontends.http.body import body_chunks
+from spmd_encoder.frontends.http.deadline import header_timeout_s
 from spmd_encoder.frontends.http.exchange import exchange_of
 from spmd_encoder.frontends.http.options import Encoding
 from spmd_encoder.frontends.http.render import Rendered, is_heavy
@@ -33,9 +35,12 @@ async def respond(request: Request, backend: Backend, handle: Callable[[Call], A
     """The reply that `handle` makes of the request. What it reads is accounted for until the reply is sent."""
     exchange = exchange_of(request)
     request_id = _take_request_id(request, exchange)
+    timeout_s = header_timeout_s(request)
     with ExitStack() as held:
         account = backend.account(held)
-        rendered = await handle(Call(request, backend, account, exchange, request_id))
+        call = Call(request, backend, account, exchange, request_id)
+        call.limit_time(timeout_s)
+        rendered = await handle(call)
         return HeldResponse(rendered, held.pop_all())
 
 
@@ -46,7 +51,14 @@ class Call:
     account: Account
     exchange: Exchange
     request_id: str
-    _deadline: float | None = None
+    _began: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    _wanted: float = math.inf
+    _granted: float | None = None
+
+    def limit_time(self, seconds: float | None) -> None:
+        """The caller wants no answer later than so long after the request's headers came."""
+        if seconds is not None:
+            self._wanted = min(self._wanted, self._began + seconds)
 
     def name_request(self, request_id: str | None) -> None:
         """Take the id that the body gave, if any; it wins over the header's."""
@@ -56,7 +68,8 @@ class Call:
     def body(self) -> AsyncIterator[bytes]:
         """`body_chunks` within this server's limits."""
         max_bytes = self.backend.config.server.max_body_bytes
-        return body_chunks(self.request, self.account, max_bytes=max_bytes, timeouts=self.backend.timeouts)
+        timeouts = self.backend.timeouts
+        return body_chunks(self.request, self.account, max_bytes=max_bytes, timeouts=timeouts, until=self._wanted)
 
     async def read(self, job: Callable[[], T]) -> T:
         """The result of `job`, which reads a body that is here, off the event loop and within the request's time.
@@ -68,9 +81,7 @@ class Call:
             async with asyncio.timeout_at(self._time_is_over()):
                 return await unless_gone(self.backend.run(job), self.request.receive)
         except TimeoutError:
-            raise EncoderError(
-                ErrorCode.DEADLINE_EXCEEDED, "the request's time was over before it was read (--request-timeout-s)"
-            ) from None
+            raise time_over("receive") from None
 
     async def outcomes(
         self, items: Sequence[SourceItem], *, output: OutputKind | None, name: ItemNaming, all_or_none: bool = False
@@ -85,6 +96,21 @@ class Call:
         self.exchange.note(outcomes)
         return outcomes
 
+    async def delivery(self, work: Coroutine[None, None, T]) -> T:
+        """The result of `work`, which brings embeddings to where they go, within the request's time.
+
+        Raises `EncoderError` CANCELLED or DEADLINE_EXCEEDED, or what `work` raises.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout_at(self._time_is_over()):
+                return await unless_gone(work, self.request.receive)
+        except TimeoutError:
+            raise time_over("delivery") from None
+        finally:
+            self.exchange.delivery_s = loop.time() - began
+
     async def rendered(
         self, job: Callable[[], Rendered], outcomes: Sequence[ItemOutcome], encoding: Encoding
     ) -> Rendered:
@@ -92,10 +118,13 @@ class Call:
         return await self.backend.run(job) if is_heavy(outcomes, encoding) else job()
 
     def _time_is_over(self) -> float:
-        """When the request's time is over, in the loop's time: it begins when the body is here."""
-        if self._deadline is None:
-            self._deadline = asyncio.get_running_loop().time() + self.backend.config.limits.request_timeout_s
-        return self._deadline
+        """In the loop's time. What the server grants begins when the body is here."""
+        if self._granted is None:
+            self._granted = asyncio.get_running_loop().time() + self.backend.config.limits.request_timeout_s
+        return min(self._granted, self._wanted)
+
+    def _fetched(self, seconds: float) -> None:
+        self.exchange.fetch_s = seconds
 
     async def _fetch_and_encode(
         self, items: Sequence[SourceItem], output: OutputKind | None, name: ItemNaming, all_or_none: bool
@@ -120,6 +149,7 @@ class Call:
             timeout_s=self._time_is_over() - asyncio.get_running_loop().time(),
             check=check,
             name=name,
+            fetched=self._fetched,
         )
 
 

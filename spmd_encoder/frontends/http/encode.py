@@ -12,7 +12,7 @@ from spmd_encoder.frontends.destinations import Elsewhere
 from spmd_encoder.frontends.http import schemas
 from spmd_encoder.frontends.http.accept import preferred
 from spmd_encoder.frontends.http.backend import Backend
-from spmd_encoder.frontends.http.call import Call, respond, unless_gone
+from spmd_encoder.frontends.http.call import Call, respond
 from spmd_encoder.frontends.http.openapi import ENCODE_REPLIES, ENCODE_REQUEST
 from spmd_encoder.frontends.http.readers import ParsedRequest, read_encode_request
 from spmd_encoder.frontends.http.render import JSON_TYPE, Rendered, render_delivered, render_json
@@ -41,6 +41,7 @@ async def _encode(call: Call) -> Rendered:
     parsed = await read_encode_request(call)
     options = parsed.options
     call.name_request(options.request_id)
+    call.limit_time(None if options.deadline_ms is None else options.deadline_ms / 1000)
     model = check_model(service, config.served_name, options.model)
     if options.elsewhere is not None:
         return await _encode_elsewhere(call, parsed, options.elsewhere, model)
@@ -58,5 +59,5 @@ async def _encode_elsewhere(call: Call, parsed: ParsedRequest, to: Elsewhere, mo
     output = destinations.check(to, len(parsed.items), parsed.options.output)
     check_output(call.backend.service, output)
     outcomes = await call.outcomes(parsed.items, output=output, name=item_name)
-    work = destinations.deliver(to, outcomes, call.request_id)
-    return render_delivered(call.request_id, model, await unless_gone(work, call.request.receive))
+    delivered = await call.delivery(destinations.deliver(to, outcomes, call.request_id))
+    return render_delivered(call.request_id, model, delivered)

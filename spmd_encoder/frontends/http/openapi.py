@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from spmd_encoder.frontends.http import schemas
+from spmd_encoder.frontends.http.deadline import HEADER, HEADER_PATTERN
 from spmd_encoder.frontends.http.form import FILE_NAMES
 from spmd_encoder.frontends.http.render import JSON_TYPE
 from spmd_encoder.frontends.http.render_tensors import MEDIA_TYPE as SAFETENSORS_TYPE
@@ -19,7 +20,7 @@ _ERRORS = MappingProxyType(
     {
         400: "malformed request",
         403: "a URL that may not be fetched, or a body that a web page of another origin sent",
-        404: "the model that is named is not served here",
+        404: "the model that is named is not served here, or no cache holds the result of a digest",
         408: "the body came too slowly",
         413: "a limit is exceeded; the message names it and its flag",
         415: "the media or the body is of a kind that is not read here",
@@ -31,16 +32,29 @@ _ERRORS = MappingProxyType(
         504: "the request's time was over",
     }
 )
-_REPLICA = {
+_REPLY_HEADERS = {
     "x-spmd-replica": {
         "description": "the replicas that answered, as in 0,1, or none",
         "required": True,
         "schema": {"type": "string", "pattern": "^(none|[0-9]+(,[0-9]+)*)$"},
-    }
+    },
+    "server-timing": {
+        "description": "milliseconds: total, and fetch, queue, preprocess, forward, transfer and delivery where there "
+        "were any; of several items the longest of each",
+        "schema": {"type": "string", "pattern": "^[a-z]+;dur=[0-9]+[.][0-9]+(, [a-z]+;dur=[0-9]+[.][0-9]+)*$"},
+    },
 }
 _RETRY_AFTER = {"retry-after": {"required": True, "schema": {"type": "integer", "minimum": 1}}}
 _REQUEST_ID = {"type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[ -~]+$"}
-_HEADER_ID = {"name": "x-request-id", "in": "header", "schema": _REQUEST_ID}
+_HEADERS = [
+    {"name": "x-request-id", "in": "header", "schema": _REQUEST_ID},
+    {
+        "name": HEADER,
+        "in": "header",
+        "description": "seconds from the request's headers on; never more than the server's own limit",
+        "schema": {"type": "string", "pattern": HEADER_PATTERN},
+    },
+]
 _FILE = {"type": "string", "format": "binary"}
 
 
@@ -96,9 +110,9 @@ def _form() -> dict[str, Any]:
 
 def _replies(error: Any, ok: dict[str, Any]) -> Replies:
     """The good reply and all errors, each with its headers."""
-    replies: Replies = {200: {"headers": _REPLICA, **ok}}
+    replies: Replies = {200: {"headers": _REPLY_HEADERS, **ok}}
     for status, text in _ERRORS.items():
-        headers = _REPLICA | (_RETRY_AFTER if status in (429, 503) else {})
+        headers = _REPLY_HEADERS | (_RETRY_AFTER if status in (429, 503) else {})
         replies[status] = {"model": error, "description": text, "headers": headers}
     return replies
 
@@ -114,7 +128,7 @@ ENCODE_REPLIES = _replies(schemas.ErrorReply | schemas.AllFailedReply, {"content
 ENCODE_REQUEST = {
     "parameters": [
         *(_query_parameter(name, schema) for name, schema in _options().items()),
-        _HEADER_ID,
+        *_HEADERS,
     ],
     "requestBody": {
         "required": True,
@@ -158,11 +172,18 @@ STAGED_GET_REPLIES: Replies = {
 STAGED_DELETE_REPLIES: Replies = {204: {"description": "released"}, **_NOT_STAGED}
 EMBEDDINGS_REPLIES = _replies(schemas.ErrorReply, {})
 EMBEDDINGS_REQUEST = {
-    "parameters": [_HEADER_ID],
+    "parameters": _HEADERS,
     "requestBody": {"required": True, "content": {JSON_TYPE: {"schema": _inlined(schemas.EmbeddingsBody)}}},
 }
+LOOKUP_REPLIES: Replies = {
+    status: reply for status, reply in EMBEDDINGS_REPLIES.items() if status not in (422, 429, 502)
+}
+LOOKUP_REQUEST = {
+    "parameters": _HEADERS,
+    "requestBody": {"required": True, "content": {JSON_TYPE: {"schema": _inlined(schemas.LookupBody)}}},
+}
 ANY_ROUTE: Replies = {
-    status: {"model": schemas.ErrorReply, "description": text, "headers": _REPLICA}
+    status: {"model": schemas.ErrorReply, "description": text, "headers": _REPLY_HEADERS}
     for status, text in {
         405: "the path has no such method; see Allow",
         421: "the Host header has a name that this server may not be asked by",

@@ -13,6 +13,7 @@ from spmd_encoder.api.types import ItemOptions, OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import check_request_id
 from spmd_encoder.frontends.destinations import Destination, Elsewhere, Inline
+from spmd_encoder.frontends.http.deadline import DeadlineMs
 from spmd_encoder.frontends.http.decode import convert, decode_json, shortened
 from spmd_encoder.frontends.http.items import Fps, MaxFrames
 
@@ -32,6 +33,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     destination: Destination | None = None
     fps: Fps | None = None
     max_frames: MaxFrames | None = None
+    deadline_ms: DeadlineMs | None = None
 
     @property
     def sampling(self) -> ItemOptions:
@@ -49,7 +51,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 OPTION_NAMES = Options.__struct_fields__
 # As text they are JSON.
-_JSON_OPTIONS = frozenset({"destination", "fps", "max_frames"})
+_JSON_OPTIONS = frozenset({"destination", "fps", "max_frames", "deadline_ms"})
 
 
 def options_of(fields: Iterable[tuple[str, str]]) -> Options:

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from spmd_encoder.frontends.http.deadline import MAX_DEADLINE_MS
 from spmd_encoder.frontends.http.errors import STATUS
-from spmd_encoder.frontends.http.items import DEFAULT_FPS, MAX_FPS, MAX_FRAMES, MIN_FPS
+from spmd_encoder.frontends.http.items import DEFAULT_FPS, DIGEST_PATTERN, MAX_DIGESTS, MAX_FPS, MAX_FRAMES, MIN_FPS
 
 Picture = Annotated[
     str,
@@ -63,6 +64,28 @@ class FramesItem(BaseModel):
     fps: Fps | None = Field(None, description=f"the rate that the frames were taken at; default: {DEFAULT_FPS:g}")
 
 
+Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, min_length=71, max_length=71)]
+ModalityName = Literal["image", "audio", "video"]
+
+
+class HeldItem(BaseModel):
+    """What was encoded before, out of a cache: without its bytes, or with NOT_FOUND where no cache holds it."""
+
+    model_config = ConfigDict(extra="forbid")
+    digest: Digest
+    modality: ModalityName | None = Field(None, description="default: image")
+
+
+class HeldFilm(BaseModel):
+    """The same for a film, sampled as it was then."""
+
+    model_config = ConfigDict(extra="forbid")
+    digest: Digest
+    modality: Literal["video"]
+    fps: Fps | None = None
+    max_frames: MaxFrames | None = None
+
+
 class Inline(BaseModel):
     model_config = ConfigDict(extra="forbid")
     type: Literal["inline"]
@@ -115,10 +138,14 @@ class EncodeOptions(BaseModel):
     )
     fps: Fps | None = Field(None, description="of each film that does not say its own")
     max_frames: MaxFrames | None = Field(None, description="of each film that does not say its own")
+    deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = Field(
+        None,
+        description="how long the answer is wanted, from the request's headers on; never more than the server's limit",
+    )
 
 
 class EncodeBody(EncodeOptions):
-    items: list[Item | SoundItem | FilmItem | FramesItem] = Field(min_length=1)
+    items: list[Item | SoundItem | FilmItem | FramesItem | HeldItem | HeldFilm] = Field(min_length=1)
 
 
 class ImageUrl(BaseModel):
@@ -222,6 +249,33 @@ class EmbeddingsReply(BaseModel):
     data: list[Vector] = Field(description="in request order")
     model: str
     usage: Usage
+
+
+class LookupBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    digests: list[Digest] = Field(min_length=1, max_length=MAX_DIGESTS, description="of the items' bytes as sent")
+    output: Literal["tokens", "pooled"] | None = Field(None, description="default: as /v1/encode's")
+    modality: ModalityName = Field("image", description="of all of them")
+    fps: Fps | None = Field(None, description="that films were sampled at")
+    max_frames: MaxFrames | None = Field(None, description="that films were sampled with")
+    model: str | None = Field(None, description="if given, must be the served model's name")
+
+
+class LookedUp(BaseModel):
+    index: int
+    digest: str
+    held: bool
+    replicas: list[int] = Field(description="that hold the result")
+    shape: list[int] | None
+    dtype: str | None
+    num_tokens: int | None
+    grid: tuple[int, int, int] | None
+
+
+class LookupReply(BaseModel):
+    model: str
+    output: str
+    data: list[LookedUp] = Field(description="in request order")
 
 
 class Live(BaseModel):
