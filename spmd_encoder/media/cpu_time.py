@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import time
+
+_SCHEDULED = 2
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """Of all its threads, since it began; None where the system does not tell, or the process has gone."""
+    """Of all its threads, since it began; None where the system does not tell, or the process has gone.
+
+    By the clock that Linux has for each process, as clock_getcpuclockid(3) names it: it is asked for every item, and a
+    file of /proc would take a tenth of the loop's time.
+    """
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return time.clock_gettime(~pid << 3 | _SCHEDULED)
     except OSError:
         return None
-    # proc(5): the name, in parentheses, may hold anything; 12 fields later there are utime and stime.
-    fields = text.rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

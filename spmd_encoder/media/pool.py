@@ -130,7 +130,9 @@ class PreparerPool:
                     log.warning("a decoder died while it prepared item %s", request.digest)
             raise self._refused(request, f"{TRIES} decoder processes died of this item")
         finally:
-            if not self._closed:
+            if slot.process is not None:
+                self._idle.put_nowait(slot)
+            elif not self._closed:
                 self._keep(self._refill(slot))
 
     async def _ask(self, slot: _Slot, request: Prepare, media: bytes | memoryview) -> Prepared:
@@ -190,7 +192,7 @@ class PreparerPool:
         self._first.set()
 
     async def _refill(self, slot: _Slot) -> None:
-        """Make the slot ready for the next item, and only then idle."""
+        """Make a slot without a process ready for the next item, and only then idle."""
         while slot.process is None:
             try:
                 await self._fill(slot)

@@ -58,11 +58,16 @@ class Batcher:
 
     def next_to_prepare(self) -> int | None:
         """The oldest waiting item that may be prepared now; it is then preparing."""
-        begun = [e for e in self._entries.values() if e.stage is not Stage.WAITING]
-        oldest = next((e for e in self._entries.values() if e.stage is Stage.WAITING), None)
-        if oldest is None or any(e.alone for e in begun) or (oldest.alone and begun):
-            return None
-        if sum(e.stage is not Stage.RUNNING for e in begun) >= self.lookahead:
+        oldest, begun, ahead = None, 0, 0
+        for entry in self._entries.values():  # for every item, several times: one pass
+            if entry.stage is Stage.WAITING:
+                oldest = oldest or entry
+                continue
+            if entry.alone:
+                return None
+            begun += 1
+            ahead += entry.stage is not Stage.RUNNING
+        if oldest is None or ahead >= self.lookahead or (oldest.alone and begun):
             return None
         oldest.stage = Stage.PREPARING
         return oldest.job_id

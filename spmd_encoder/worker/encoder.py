@@ -32,8 +32,8 @@ class MMEncoder:
     def run(self, specs: Sequence[TensorSpec], tensors: Mapping[str, Tensor] | None) -> ForwardResult:
         """Take the batch from the leader (who passes `tensors`; the others None) and run the forward.
 
-        Outputs are on the CPU. Of a GPU only the end is waited for, and what a family reads back of its index tensors at
-        the start: pinned inputs are copied while the forward is being queued, its outputs go to pinned memory after it.
+        Outputs are on the CPU. Of a GPU only the end is waited for, and what a family reads back of its index tensors
+        at the start: pinned inputs are copied while the forward is being queued, its outputs to pinned memory after it.
 
         Any exception here leaves the group out of step: the caller must end the worker.
         """
