@@ -4,12 +4,15 @@ VENV ?= .venv
 # Installed first, so that the set-up takes this tested release (as a CPU build where pip finds one) and not the newest.
 TORCH ?= torch==2.13.0
 COMPAT_VENV ?= .venv-compat
+# Apart from the virtual environment, so that the tests show what a server without it does.
+MOONCAKE ?= mooncake-transfer-engine-non-cuda==0.3.13.post1
+MOONCAKE_SITE ?= .mooncake
 # Test files that run at the same time. Most wait for processes of their own; a world has up to 16 of these.
 JOBS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test check pytest lint format format-check types imports readme protos compat clean
+.PHONY: setup demo test check pytest lint format format-check types imports readme protos compat mooncake clean
 
 setup: $(VENV)/.dev
 
@@ -48,11 +51,16 @@ protos: $(VENV)/.dev
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. spmd_encoder/frontends/grpc/protos/*.proto
 
 # SGLang's own receiver against this server: some 2.3 GB, some minutes. Not part of `make test`.
-compat: $(VENV)/.dev $(COMPAT_VENV)/.ready
-	OMP_NUM_THREADS=1 SGLANG_PYTHON=$(abspath $(COMPAT_VENV))/bin/python $(BIN)/python -m pytest tests/compat
+compat: $(VENV)/.dev $(COMPAT_VENV)/.ready $(MOONCAKE_SITE)/.ready
+	OMP_NUM_THREADS=1 SGLANG_PYTHON=$(abspath $(COMPAT_VENV))/bin/python MOONCAKE_SITE=$(abspath $(MOONCAKE_SITE)) \
+	    $(BIN)/python -m pytest tests/compat
+
+# Mooncake itself between processes, some 140 MB, which `make test` does with a stand-in.
+mooncake: $(VENV)/.dev $(MOONCAKE_SITE)/.ready
+	OMP_NUM_THREADS=1 MOONCAKE_SITE=$(abspath $(MOONCAKE_SITE)) $(BIN)/python -m pytest tests/distributed/test_mooncake.py
 
 clean:
-	rm -rf $(VENV) $(COMPAT_VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(COMPAT_VENV) $(MOONCAKE_SITE) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # The stamps say how far the set-up has come.
 $(VENV)/.torch:
@@ -77,4 +85,10 @@ $(COMPAT_VENV)/.ready: tests/compat/requirements.txt
 	$(PYTHON) -m venv $(COMPAT_VENV)
 	$(COMPAT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
 	$(COMPAT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) -r tests/compat/requirements.txt
+	@touch $@
+
+$(MOONCAKE_SITE)/.ready: $(VENV)/.torch
+	$(PIP) --no-deps --target $(MOONCAKE_SITE) $(MOONCAKE)
+	@PYTHONPATH=$(MOONCAKE_SITE) $(BIN)/python -c 'import mooncake.engine' || \
+	    { echo "Mooncake needs a library of the system: apt-get install libibverbs1 (Debian, Ubuntu)"; exit 1; }
 	@touch $@

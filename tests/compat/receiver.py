@@ -1,8 +1,9 @@
 """Runs in a virtual environment of its own, beside SGLang and without this package: SGLang's own `MMReceiverHTTP`.
 
 It asks an encoder for pictures' embeddings as a language server does, and writes down what it put together. Usage:
-`python receiver.py BACKEND URL OUT PICTURE...`, where BACKEND is zmq_to_tokenizer or zmq_to_scheduler; with the latter
-two scheduler ranks receive. OUT is a folder: `rows-<rank>.npy`, `grid-<rank>.json`, or `error-<rank>.json`.
+`python receiver.py BACKEND URL OUT PICTURE...`, where BACKEND is zmq_to_tokenizer, zmq_to_scheduler or mooncake; with
+the latter two, two scheduler ranks receive. OUT is a folder: `rows-<rank>.npy`, `grid-<rank>.json`, or
+`error-<rank>.json`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib.machinery
 import json
 import multiprocessing
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any
 
 RANKS = 2
 WAIT_S = 60.0
+POOL_BYTES = 2**22
 
 
 def stand_in_for_torchvision() -> None:
@@ -50,6 +53,14 @@ def stand_in_for_torchvision() -> None:
     module("torchvision", __version__="0.28.0", transforms=transforms, io=io)
 
 
+class Inputs:
+    """What SGLang's processor makes; the receiver gives its memory back when this is gone."""
+
+    def __init__(self) -> None:
+        self.mm_items: list[Any] = []
+        self.input_ids = [1, 2, 3]
+
+
 class Processor:
     """Stands in for the model's processor: keeps what the receiver puts together."""
 
@@ -63,7 +74,7 @@ class Processor:
         ((modality, self.rows),) = embeddings.items()
         assert modality.name == "IMAGE"
         self.grid = meta["img_grid_thw"]
-        return SimpleNamespace(mm_items=[], input_ids=[1, 2, 3])
+        return Inputs()
 
     def save(self, out: Path, rank: int) -> None:
         import numpy as np
@@ -105,7 +116,26 @@ def to_tokenizer(urls: list[str], pictures: list[str], out: Path) -> None:
         processor.save(out, 0)
 
 
-def scheduler_rank(rank: int, urls: list[str], pictures: list[str], out: Path) -> None:
+def with_memory(made: Any) -> None:
+    """SGLang's own engine and pool, with host memory in the place of a GPU's, which its constructor asks for."""
+    import torch
+    from sglang.srt.disaggregation.encoder.receiver import EmbeddingPool
+    from sglang.srt.distributed.device_communicators.mooncake_transfer_engine import MooncakeTransferEngine
+
+    made.dtype, made.gpu_id = torch.float32, 0
+    made.embeddings_engine = engine = MooncakeTransferEngine(hostname="127.0.0.1")
+    pool = made.embedding_pool = EmbeddingPool.__new__(EmbeddingPool)
+    pool.gpu_id, pool.size_bytes, pool.engine = 0, POOL_BYTES, engine
+    pool.buffer = torch.zeros(POOL_BYTES, dtype=torch.uint8)
+    pool.base = pool.buffer.data_ptr()
+    engine.register(pool.base, POOL_BYTES)
+    pool._segments_free, pool._inflight = [(0, POOL_BYTES)], {}
+    pool._next_slot_id = pool._total_inflight = 0
+    pool._lock = threading.Lock()
+    pool._cond = threading.Condition(pool._lock)
+
+
+def scheduler_rank(rank: int, backend: str, urls: list[str], pictures: list[str], out: Path) -> None:
     """One rank of a language server's scheduler; rank 0 plays its tokenizer, too."""
     stand_in_for_torchvision()
     import msgspec
@@ -118,12 +148,16 @@ def scheduler_rank(rank: int, urls: list[str], pictures: list[str], out: Path) -
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=RANKS)
     group = SimpleNamespace(cpu_group=dist.group.WORLD, all_gather_object=gather)
     processor = Processor()
-    made = receiver("zmq_to_scheduler", urls, processor)
+    made = receiver(backend, urls, processor)
+    if backend == "mooncake":
+        with_memory(made)
     made.tp_rank, made.tp_size, made.tp_group = rank, RANKS, group
     made.registration_runner = _ReceiveRegistrationRunner(f"registration-{rank}")
-    made.scheduler_embedding_port, made.scheduler_recv_socket = get_zmq_socket_on_host(
-        made.scheduler_context, zmq.PULL, host=made.hostname
-    )
+    made.scheduler_embedding_port = made.scheduler_recv_socket = None
+    if backend == "zmq_to_scheduler":
+        made.scheduler_embedding_port, made.scheduler_recv_socket = get_zmq_socket_on_host(
+            made.scheduler_context, zmq.PULL, host=made.hostname
+        )
     made.create_req = lambda received: received.rid
 
     wanted = request(pictures)
@@ -177,7 +211,7 @@ def main() -> int:
         to_tokenizer(urls, pictures, out)
         return 0
     spawn = multiprocessing.get_context("spawn")
-    ranks = [spawn.Process(target=scheduler_rank, args=(rank, urls, pictures, out)) for rank in range(RANKS)]
+    ranks = [spawn.Process(target=scheduler_rank, args=(rank, backend, urls, pictures, out)) for rank in range(RANKS)]
     for process in ranks:
         process.start()
     for process in ranks:

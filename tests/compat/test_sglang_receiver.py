@@ -17,7 +17,8 @@ from tests.harness.reference import QwenReference
 from tests.harness.world import World, noise_png, off_by
 
 INTERPRETER = os.environ.get("SGLANG_PYTHON")
-BACKENDS = {"zmq_to_tokenizer": 1, "zmq_to_scheduler": 2}
+BACKENDS = {"zmq_to_tokenizer": 1, "zmq_to_scheduler": 2, "mooncake": 2}
+MOONCAKE_SITE = os.environ.get("MOONCAKE_SITE", "")
 SIZES = [(112, 84), (56, 56), (200, 60), (28, 300), (140, 140)]
 
 pytestmark = [
@@ -36,7 +37,7 @@ class Outcome:
 @pytest.fixture(scope="module", params=BACKENDS)
 def served(request: pytest.FixtureRequest, qwen_tiny: Path) -> Iterator[tuple[str, World]]:
     flags = ("--model-path", str(qwen_tiny), "--encoder-transfer-backend", request.param, "--cache-bytes", "0")
-    with World(*flags, nproc=2) as world:
+    with World(*flags, nproc=2, env={"PYTHONPATH": MOONCAKE_SITE}) as world:
         yield request.param, world.start().wait_ready(replicas=2)
 
 
@@ -55,7 +56,7 @@ def receive(backend: str, world: World, pictures: list[bytes], folder: Path) -> 
         timeout=300,
         check=False,
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": MOONCAKE_SITE},
     )
     assert done.returncode == 0, done.stderr[-4000:]
     outcomes = []
@@ -92,6 +93,6 @@ def test_an_error_reaches_every_rank(served: tuple[str, World], tmp_path: Path) 
     for outcome in receive(backend, world, pictures, tmp_path):
         assert outcome.rows is None
         assert outcome.error is not None
-        if backend == "zmq_to_scheduler":
+        if backend != "zmq_to_tokenizer":
             assert outcome.error["code"] == 400
             assert "mm_items[" in outcome.error["message"]

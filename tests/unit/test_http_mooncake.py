@@ -266,7 +266,7 @@ async def test_an_encode_that_fails_tells_who_waits_for_sizes(served: Served) ->
     served.service.refusal = EncoderError(ErrorCode.MEDIA_CORRUPT, "broken")
     sizes = asyncio.create_task(served.sizes())
     refused(await served.encode(), 400, "broken")
-    refused(await sizes, 500, "broken")
+    refused(await sizes, 400, "broken")
     with Landing() as landing:
         refused(await served.send(landing), 400, "broken")
 

@@ -214,8 +214,9 @@ class SglangDialect:
         await asyncio.wait({life.sized})
         header = life.sized.result()
         if header is None:
+            # A receiver passes the status on to its user, as it does with that of /encode.
             error = life.settled.result() if life.settled.done() else None
-            raise RefusalError(500, error.message if error else "the request to encode failed")
+            raise RefusalError(error.status, error.message) if error else RefusalError(500, "the encode failed")
         return header
 
     async def close(self) -> None:
