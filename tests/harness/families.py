@@ -121,4 +121,8 @@ class WholeModel:
     def encode(self, image: Image.Image) -> tuple[Tensor, Tensor | None]:
         """(`tokens` `[rows, dim]`, `pooled` `[dim]` or None) of one RGB picture."""
         with torch.inference_mode():
-            return self._ask(self.model, dict(self._processor(images=image, return_tensors="pt", **self._options)))
+            return self._ask(self.model, self.inputs(image))
+
+    def inputs(self, images: Image.Image | list[Image.Image]) -> dict[str, Any]:
+        """What the family's processor makes of one or several pictures."""
+        return dict(self._processor(images=images, return_tensors="pt", **self._options))
