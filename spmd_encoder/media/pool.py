@@ -24,7 +24,7 @@ from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.cpu_time import cpu_seconds
 from spmd_encoder.media.refusals import KEPT_S, Refusals
 from spmd_encoder.wire.codec import WireError
-from spmd_encoder.wire.messages import FromPreparer, Prepare, PreparedItem, PrepareFailed, PreparerReady
+from spmd_encoder.wire.preparing import FromPreparer, Prepare, PreparedItem, PrepareFailed, PreparerReady
 from spmd_encoder.wire.streams import FrameSocket
 
 P = ParamSpec("P")

@@ -135,5 +135,6 @@ class Qwen2AudioAdapter(FamilyAdapter):
             },
             audio_token_index=60,
         )
-        extractor = WhisperFeatureExtractor(feature_size=16, chunk_length=2, return_attention_mask=True)
+        make: Any = WhisperFeatureExtractor
+        extractor = make(feature_size=16, chunk_length=2, return_attention_mask=True)
         write_random(Qwen2AudioForConditionalGeneration, config, extractor, out, seed)

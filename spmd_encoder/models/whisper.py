@@ -112,4 +112,5 @@ class WhisperAdapter(FamilyAdapter):
             eos_token_id=2,
             decoder_start_token_id=3,
         )
-        write_random(WhisperModel, config, WhisperFeatureExtractor(feature_size=16, chunk_length=2), out, seed)
+        extractor: Any = WhisperFeatureExtractor
+        write_random(WhisperModel, config, extractor(feature_size=16, chunk_length=2), out, seed)

@@ -16,7 +16,8 @@ from spmd_encoder.models.base import FamilyAdapter, Features, TowerOutput
 from spmd_encoder.runtime.features import features_of, tensor_bytes
 from spmd_encoder.scheduler.output import EngineOutput
 from spmd_encoder.scheduler.scheduler import BatchResult, Prepared
-from spmd_encoder.wire.messages import Job, Prepare
+from spmd_encoder.wire.messages import Job
+from spmd_encoder.wire.preparing import Prepare
 from spmd_encoder.worker.encoder import ForwardResult, pinned
 from spmd_encoder.worker.faults import Faults
 from spmd_encoder.worker.worker import LeaderWorker

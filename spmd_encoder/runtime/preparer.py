@@ -30,7 +30,8 @@ from spmd_encoder.models.base import Features, Preprocessor
 from spmd_encoder.models.loading import load_preprocessor, modalities_of
 from spmd_encoder.observability.logging import Origin, set_up_logging
 from spmd_encoder.runtime.features import tensor_bytes
-from spmd_encoder.wire.messages import Prepare, PreparedItem, PrepareFailed, PreparerReady, PreparerSpec
+from spmd_encoder.wire.messages import PreparerSpec
+from spmd_encoder.wire.preparing import Prepare, PreparedItem, PrepareFailed, PreparerReady
 from spmd_encoder.wire.streams import FrameSocket
 from spmd_encoder.worker.encoder import specs_of
 from spmd_encoder.worker.faults import Faults

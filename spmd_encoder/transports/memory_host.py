@@ -17,16 +17,9 @@ from typing import Any
 
 import setproctitle
 
-from spmd_encoder.wire.messages import (
-    ProbeSession,
-    ToWriter,
-    WriteMemory,
-    WriterAnswer,
-    WriterFailing,
-    WriterReady,
-    WriterSpec,
-)
+from spmd_encoder.wire.messages import WriterSpec
 from spmd_encoder.wire.streams import Pipe, receive_with_descriptor
+from spmd_encoder.wire.writing import ProbeSession, ToWriter, WriteMemory, WriterAnswer, WriterFailing, WriterReady
 
 _METADATA = "P2PHANDSHAKE"  # engines ask one another, and no server
 

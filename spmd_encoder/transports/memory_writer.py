@@ -15,17 +15,9 @@ from spmd_encoder.api.processes import ProcessStarter, StartedProcess
 from spmd_encoder.errors import StartupError
 from spmd_encoder.transports.base import Buffer
 from spmd_encoder.wire.codec import WireError
-from spmd_encoder.wire.messages import (
-    ChildSpec,
-    FromWriter,
-    ProbeSession,
-    WriteMemory,
-    WriterAnswer,
-    WriterFailing,
-    WriterReady,
-    WriterSpec,
-)
+from spmd_encoder.wire.messages import ChildSpec, WriterSpec
 from spmd_encoder.wire.streams import Stream, over_socket, send_with_descriptor
+from spmd_encoder.wire.writing import FromWriter, ProbeSession, WriteMemory, WriterAnswer, WriterFailing, WriterReady
 
 log = logging.getLogger(__name__)
 

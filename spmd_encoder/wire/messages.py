@@ -1,4 +1,5 @@
-"""Every message between our own processes, as typed structs: one union per direction (within a replica: `wire.orders`).
+"""Every message between our own processes, as typed structs: one union per direction (within a replica `wire.orders`,
+to processes that decode `wire.preparing`, to the one that writes into receivers' memory `wire.writing`).
 
 A message travels as one header frame (msgpack of the struct, see `wire.codec`) and, where it says so, raw
 frames after it: media bytes of `Encode`, one tensor of `Completed`. Nothing is ever pickled.
@@ -357,91 +358,6 @@ class StoreReady(Message, frozen=True):
 
 
 FromWorker = Joined | Beat | Began | Ended | WorkerFailing | StoreReady
-
-
-# worker -> preparer (the socket pair that the preparer was started with)
-
-
-class Prepare(Message, frozen=True):
-    """Followed by one frame of `media_bytes`: the item's file."""
-
-    digest: str
-    modality: Modality
-    media_bytes: int
-    options: ItemOptions = NO_OPTIONS
-
-
-# preparer -> worker
-
-
-class PreparerReady(Message, frozen=True):
-    """It has loaded; said once, before anything else."""
-
-
-class PreparedItem(Message, frozen=True):
-    """Followed by one frame per tensor, of `tensor_bytes` each: little-endian C-order bytes."""
-
-    num_tokens: int
-    cost: int
-    grid: tuple[int, int, int] | None
-    tensors: tuple[TensorSpec, ...]
-    tensor_bytes: tuple[int, ...]
-    modality: Modality = Modality.IMAGE
-    details: dict[str, Detail] = msgspec.field(default_factory=dict)
-
-
-class PrepareFailed(Message, frozen=True):
-    code: ErrorCode
-    message: str
-
-
-FromPreparer = PreparerReady | PreparedItem | PrepareFailed
-
-
-# keeper -> writer (the socket pair that the writer was started with)
-
-
-class ProbeSession(Message, frozen=True):
-    """Ask whether anybody answers at `session`, which is `host:port`."""
-
-    call_id: int
-    session: str
-
-
-class WriteMemory(Message, frozen=True):
-    """Comes with a descriptor of `num_bytes` of memory, which are to be at `address` of the process at `session`."""
-
-    call_id: int
-    session: str
-    address: int
-    num_bytes: int
-
-
-ToWriter = ProbeSession | WriteMemory
-
-
-# writer -> keeper
-
-
-class WriterReady(Message, frozen=True):
-    """It has an engine; said once, before anything else."""
-
-
-class WriterFailing(Message, frozen=True):
-    """It ends because of this. `is_missing`: Mooncake cannot be imported."""
-
-    reason: str
-    is_missing: bool = False
-
-
-class WriterAnswer(Message, frozen=True):
-    """`error` is empty where the call has done what it should."""
-
-    call_id: int
-    error: str = ""
-
-
-FromWriter = WriterReady | WriterFailing | WriterAnswer
 
 
 # keeper -> worker

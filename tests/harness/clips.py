@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import skimage.data
 from PIL import Image
@@ -11,7 +13,8 @@ from spmd_encoder.media.base import Film, FilmInfo, Sound
 
 def film(num_frames: int, width: int, height: int, fps: float = 25.0) -> Film:
     """A photo that turns."""
-    photo = Image.fromarray(skimage.data.astronaut()).resize((width, height))
+    photos: Any = skimage.data
+    photo = Image.fromarray(photos.astronaut()).resize((width, height))
     frames = tuple(np.asarray(photo.rotate(7 * n)) for n in range(num_frames))
     info = FilmInfo(num_frames=num_frames, fps=fps, seconds=num_frames / fps, width=width, height=height)
     times = tuple(n / fps for n in range(num_frames))

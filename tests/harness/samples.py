@@ -28,7 +28,8 @@ class Sample:
 
 
 def pictures() -> list[Image.Image]:
-    cat = Image.fromarray(skimage.data.chelsea())
+    photos: Any = skimage.data
+    cat = Image.fromarray(photos.chelsea())
     return [cat.resize((150, 224)), cat.resize((300, 120)), cat.resize((40, 40))]
 
 

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spmd_encoder.wire import messages, orders
+from spmd_encoder.wire import messages, orders, preparing, writing
 from spmd_encoder.wire.codec import Codec, WireError
 from spmd_encoder.wire.messages import Cancel, Message, StoreSpec
 from spmd_encoder.wire.orders import FollowerHello
 
-DIRECTIONS: dict[str, Any] = {**vars(messages), **vars(orders)}
+DIRECTIONS: dict[str, Any] = {**vars(messages), **vars(orders), **vars(preparing), **vars(writing)}
 UNIONS: dict[str, tuple[Any, ...]] = {
     name: typing.get_args(union) or (union,)
     for name in (

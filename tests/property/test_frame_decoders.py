@@ -24,16 +24,8 @@ from spmd_encoder.frontends.sglang.requests import read_encode, read_fields, rea
 from spmd_encoder.transports.item_frames import item_frames
 from spmd_encoder.transports.registry import push_backend
 from spmd_encoder.wire.codec import Codec, WireError
-from spmd_encoder.wire.messages import (
-    Beat,
-    FromPreparer,
-    FromWorker,
-    Message,
-    PreparedItem,
-    PrepareFailed,
-    PreparerReady,
-    TensorSpec,
-)
+from spmd_encoder.wire.messages import Beat, FromWorker, Message, TensorSpec
+from spmd_encoder.wire.preparing import FromPreparer, PreparedItem, PrepareFailed, PreparerReady
 from spmd_encoder.wire.streams import FrameSocket, Pipe, over_socket
 from tests.harness.noise import MARK, noise
 from tests.harness.parcels import failed_item, item

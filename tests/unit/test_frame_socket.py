@@ -22,7 +22,7 @@ from spmd_encoder.models.loading import load_preprocessor
 from spmd_encoder.runtime.features import features_of, tensor_bytes
 from spmd_encoder.runtime.preparer import Preparer
 from spmd_encoder.wire.codec import WireError
-from spmd_encoder.wire.messages import FromPreparer, Prepare, PreparedItem, PrepareFailed
+from spmd_encoder.wire.preparing import FromPreparer, Prepare, PreparedItem, PrepareFailed
 from spmd_encoder.wire.streams import MAX_FRAME_BYTES, FrameSocket
 from spmd_encoder.worker.faults import Faults
 from tests.harness.world import noise_png

@@ -17,7 +17,7 @@ from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.cpu_time import cpu_seconds
 from spmd_encoder.media.pool import Prepared, PreparerPool
-from spmd_encoder.wire.messages import Prepare
+from spmd_encoder.wire.preparing import Prepare
 
 # What it does hangs on the media: dies, hangs, refuses, or sends it back reversed.
 SCRIPT = """

@@ -16,7 +16,8 @@ from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.pool import MAX_PREPARED_BYTES, Prepared, PreparerPool
 from spmd_encoder.wire.codec import Codec
-from spmd_encoder.wire.messages import FromPreparer, Message, Prepare, PreparedItem, PreparerReady, TensorSpec
+from spmd_encoder.wire.messages import Message, TensorSpec
+from spmd_encoder.wire.preparing import FromPreparer, Prepare, PreparedItem, PreparerReady
 from spmd_encoder.wire.streams import MAX_FRAME_BYTES, FrameSocket
 
 pytestmark = pytest.mark.timeout(30)

@@ -19,7 +19,8 @@ from PIL import Image
 from spmd_encoder.api.types import Modality
 from spmd_encoder.config import Config
 from spmd_encoder.errors import ErrorCode
-from spmd_encoder.wire.messages import FromPreparer, Prepare, PreparedItem, PrepareFailed, PreparerReady, PreparerSpec
+from spmd_encoder.wire.messages import PreparerSpec
+from spmd_encoder.wire.preparing import FromPreparer, Prepare, PreparedItem, PrepareFailed, PreparerReady
 from spmd_encoder.wire.streams import FrameSocket, Pipe
 
 pytestmark = pytest.mark.timeout(120)

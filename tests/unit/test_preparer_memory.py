@@ -19,7 +19,7 @@ from spmd_encoder.api.types import Modality
 from spmd_encoder.config import Config, parse_config
 from spmd_encoder.errors import ErrorCode, StartupError
 from spmd_encoder.media.memory import FIXED_BYTES, default_memory_bytes, is_out_of_memory
-from spmd_encoder.wire.messages import PreparedItem, PrepareFailed
+from spmd_encoder.wire.preparing import PreparedItem, PrepareFailed
 from tests.unit.test_preparer import jpeg, preparer
 
 pytestmark = pytest.mark.timeout(120)

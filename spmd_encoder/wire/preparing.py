@@ -1,0 +1,47 @@
+"""Messages between a leader's worker and its preparers, over the socket pair that a preparer was started with."""
+
+from __future__ import annotations
+
+import msgspec
+
+from spmd_encoder.api.types import NO_OPTIONS, Detail, ItemOptions, Modality
+from spmd_encoder.errors import ErrorCode
+from spmd_encoder.wire.messages import Message, TensorSpec
+
+# worker -> preparer (the socket pair that the preparer was started with)
+
+
+class Prepare(Message, frozen=True):
+    """Followed by one frame of `media_bytes`: the item's file."""
+
+    digest: str
+    modality: Modality
+    media_bytes: int
+    options: ItemOptions = NO_OPTIONS
+
+
+# preparer -> worker
+
+
+class PreparerReady(Message, frozen=True):
+    """It has loaded; said once, before anything else."""
+
+
+class PreparedItem(Message, frozen=True):
+    """Followed by one frame per tensor, of `tensor_bytes` each: little-endian C-order bytes."""
+
+    num_tokens: int
+    cost: int
+    grid: tuple[int, int, int] | None
+    tensors: tuple[TensorSpec, ...]
+    tensor_bytes: tuple[int, ...]
+    modality: Modality = Modality.IMAGE
+    details: dict[str, Detail] = msgspec.field(default_factory=dict)
+
+
+class PrepareFailed(Message, frozen=True):
+    code: ErrorCode
+    message: str
+
+
+FromPreparer = PreparerReady | PreparedItem | PrepareFailed
