@@ -31,6 +31,8 @@ EXAMPLES = settings(
 )
 FLOOD_BYTES = 200 * 2**20
 GROWTH_BYTES = 40 * 2**20
+HELD_BYTES = 32 * 2**20
+"""What the kernel's buffers may take of a flood that nobody reads."""
 NULL = zmtp.greeting(b"NULL")
 FRAMES = [bytes(frame) for parcel in (item(), failed_item()) for frame in item_frames(parcel)]
 
@@ -100,7 +102,7 @@ def test_messages_to_a_receiver_that_are_none_of_ours(
 def test_an_endless_frame_to_a_receiver(receiver: EmbeddingReceiver, greeted: bytes, flags: int) -> None:
     before = psutil.Process().memory_info().rss
     with knock(receiver) as sock:
-        sock.sendall(greeted + zmtp.head(2**40, flags))
+        sock.sendall(greeted + zmtp.head(2**34, flags))
         assert zmtp.flood(sock, FLOOD_BYTES) < FLOOD_BYTES
     assert psutil.Process().memory_info().rss - before < GROWTH_BYTES
     good_path(receiver)
@@ -117,18 +119,18 @@ def test_many_silent_senders(receiver: EmbeddingReceiver) -> None:
 
 
 def greets_and_floods(sock: socket.socket) -> None:
-    sock.sendall(NULL + zmtp.head(2**40, zmtp.COMMAND))
-    assert zmtp.flood(sock, FLOOD_BYTES) < FLOOD_BYTES
+    sock.sendall(NULL + zmtp.head(2**34, zmtp.COMMAND))
+    assert zmtp.flood(sock, FLOOD_BYTES) < HELD_BYTES
 
 
 def shakes_hands_and_floods(sock: socket.socket) -> None:
-    sock.sendall(NULL + zmtp.ready(b"READY", b"PULL") + zmtp.head(2**40, zmtp.COMMAND))
-    assert zmtp.flood(sock, FLOOD_BYTES) < FLOOD_BYTES
+    sock.sendall(NULL + zmtp.ready(b"READY", b"PULL") + zmtp.head(2**34, zmtp.COMMAND))
+    assert zmtp.flood(sock, FLOOD_BYTES) < HELD_BYTES
 
 
 def shakes_hands_and_talks(sock: socket.socket) -> None:
-    sock.sendall(NULL + zmtp.ready(b"READY", b"PULL") + zmtp.head(2**40))
-    assert zmtp.flood(sock, FLOOD_BYTES) < FLOOD_BYTES
+    sock.sendall(NULL + zmtp.ready(b"READY", b"PULL") + zmtp.head(2**34))
+    assert zmtp.flood(sock, FLOOD_BYTES) < HELD_BYTES
 
 
 def is_another_kind_of_socket(sock: socket.socket) -> None:
