@@ -212,6 +212,17 @@ PROCESSORS: list[tuple[str, dict[str, Any]]] = [
     # As Qwen2-VL has it: limits of pixels beside no size.
     ("qwen2_vl", {"size": None, "min_pixels": 3136, "max_pixels": 1003520, "processor_class": "Qwen2VLProcessor"}),
     ("qwen3_vl", {"image_processor_type": "Qwen2VLImageProcessorFast", "processor_class": "Qwen3VLProcessor"}),
+    ("llava", {"image_processor_type": "CLIPImageProcessor", "processor_class": "LlavaProcessor"}),
+    ("llava", {"image_processor_type": "LlavaImageProcessorFast", "do_pad": False}),
+    ("llava_next", {"image_processor_type": "LlavaNextImageProcessor", "aspect_ratio_setting": "anyres"}),
+    ("llava_onevision", {"image_processor_type": "LlavaOnevisionImageProcessorFast", "do_pad": True}),
+    ("internvl", {"image_processor_type": "GotOcr2ImageProcessorFast", "crop_to_patches": False}),
+    ("mistral3", {"image_processor_type": "PixtralImageProcessor", "patch_size": 14}),
+    ("gemma3", {"image_processor_type": "Gemma3ImageProcessorFast", "processor_class": "Gemma3Processor"}),
+    ("paligemma", {"image_processor_type": "SiglipImageProcessor", "image_seq_length": 64}),
+    ("idefics3", {"image_processor_type": "Idefics3ImageProcessor", "do_image_splitting": True}),
+    ("glm4v", {"image_processor_type": "Glm4vImageProcessorFast", "processor_class": "Glm4vProcessor"}),
+    ("minicpmv4_6", {"image_processor_type": "MiniCPMV4_6ImageProcessor", "slice_mode": True}),
 ]
 
 
@@ -243,6 +254,13 @@ def test_processors_load_by_the_names_and_fields_that_real_checkpoints_have(
         ("siglip", {"do_resize": False}, "does not bring pictures to one size"),
         ("siglip2", {"patch_size": 14}, "patches of 14 pixels, but config.json asks for 16"),
         ("qwen3_vl", {"patch_size": 14}, r"\(14, 2, 2\), but config.json asks for \(16, 2, 2\)"),
+        (
+            "llava_next",
+            {"image_grid_pinpoints": [[112, 112]]},
+            "image_grid_pinpoints of preprocessor_config.json and of",
+        ),
+        ("internvl", {"size": {"height": 112, "width": 56}}, "56 x 112 pixels, but config.json asks for 112 x 112"),
+        ("minicpmv4_6", {"downsample_mode": "4x"}, "config.json asks for .14, '16x'"),
     ],
 )
 def test_a_processor_that_does_not_fit_the_tower_is_refused(

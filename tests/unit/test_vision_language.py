@@ -136,6 +136,13 @@ def test_a_tower_that_is_not_known_is_named(tmp_path: Path, context: LoadContext
         load_adapter(tmp_path, context)
 
 
+@pytest.mark.parametrize(("model_type", "why"), registry.NOT_SERVED)
+def test_what_cannot_be_served_is_refused_with_the_reason(model_type: str, why: str) -> None:
+    with pytest.raises(StartupError) as caught:
+        registry.find(model_type)
+    assert f"model type '{model_type}' is not supported here ({why})" in caught.value.message
+
+
 def test_gemma3_with_pan_and_scan(tmp_path: Path, context: LoadContext) -> None:
     adapter_class(ENTRIES["gemma3"]).tiny_checkpoint(tmp_path, seed=1)
     processor = models.Gemma3ImageProcessorPil(
