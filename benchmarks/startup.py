@@ -67,7 +67,8 @@ def run(nproc: int, model_path: str, flags: list[str]) -> dict[str, Any]:
         ready_s = wait(f"http://127.0.0.1:{port}/health/ready", launcher) - began
         time.sleep(1.0)  # workers tell of their preparers a moment later
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/info") as reply:
-            processes = json.load(reply)["processes"]
+            info = json.load(reply)
+        processes = info["processes"]
         memory: dict[str, list[int]] = {}
         for process in processes:
             memory.setdefault(process["role"], []).append(memory_of(process["pid"])["Pss"])
@@ -76,7 +77,9 @@ def run(nproc: int, model_path: str, flags: list[str]) -> dict[str, Any]:
         ending = time.monotonic()
         launcher.send_signal(signal.SIGTERM)
         launcher.wait(60)
-    return {"live_s": live_s, "ready_s": ready_s, "end_s": time.monotonic() - ending, "memory": memory}
+    phases = info["replicas"][0]["start_s"]
+    took = {"live_s": live_s, "ready_s": ready_s, "end_s": time.monotonic() - ending}
+    return {**took, "phases": phases, "memory": memory}
 
 
 def wait(url: str, launcher: subprocess.Popen[bytes], timeout_s: float = 180.0) -> float:
@@ -99,6 +102,9 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
     return {
         **{key: [round(r[key], 2) for r in runs] for key in ("live_s", "ready_s", "end_s")},
+        "first_replica_phases_s": {
+            name: round(statistics.median(r["phases"][name] for r in runs), 3) for name in runs[0]["phases"]
+        },
         "pss_mib_by_role": mib,
         "pss_mib_per_process": each,
         "pss_mib_total_without_launcher": round(sum(v for k, v in mib.items() if k != "launcher"), 1),

@@ -14,6 +14,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _JSON_PATTERNS = ["*.json"]
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_LFS_POINTER = b"version https://git-lfs"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -103,12 +104,32 @@ def _keys_of(path: Path) -> tuple[str, ...]:
         with safe_open(path, framework="numpy") as file:
             return tuple(file.keys())
     except (OSError, SafetensorError) as error:
-        raise StartupError(f"the weights file {path} cannot be read ({error}); download it again") from None
+        raise broken(path, error) from None
+
+
+def broken(path: Path, error: Exception) -> StartupError:
+    """What is said of a weights file that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            is_pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError:
+        is_pointer = False
+    if is_pointer:
+        return StartupError(
+            f"the weights file {path} is only a pointer of Git LFS; fetch the file itself (git lfs pull)"
+        )
+    return StartupError(f"the weights file {path} is broken ({error}); download it again")
 
 
 def _from_hub(model_id: str, revision: str | None) -> Path:
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     def download(patterns: list[str]) -> Path:
         return Path(snapshot_download(model_id, revision=revision, allow_patterns=patterns))
@@ -121,12 +142,15 @@ def _from_hub(model_id: str, revision: str | None) -> Path:
         why = "its owner grants access on request; ask for it on the hub and log in with `hf auth login`"
     except RepositoryNotFoundError:
         why = "the hub has no such model (or it is private and you are not logged in)"
+    except RevisionNotFoundError:
+        why = f"it has no revision {revision}"
     except LocalEntryNotFoundError:
         # Checked here and not before: offline with a full cache is an ordinary way to start.
+        what = f"its revision {revision}" if revision else "it"
         why = (
-            "it is not in the local cache and HF_HUB_OFFLINE is set"
+            f"{what} is not in the local cache and HF_HUB_OFFLINE is set"
             if constants.HF_HUB_OFFLINE
-            else "it is not in the local cache and the hub cannot be reached"
+            else f"{what} is not in the local cache and the hub cannot be reached"
         )
     except (HfHubHTTPError, OSError) as error:
         why = f"the download failed ({str(error).splitlines()[0] if str(error) else type(error).__name__})"

@@ -31,7 +31,7 @@ from transformers.utils import logging as transformers_logging
 
 from spmd_encoder.errors import StartupError
 from spmd_encoder.models.base import LoadContext
-from spmd_encoder.models.checkpoint import shard_keys
+from spmd_encoder.models.checkpoint import broken, shard_keys
 from spmd_encoder.models.prefetch import prefetch
 from spmd_encoder.models.sharding import TowerPlan, pack_linears, shard_tower, verify_sharding
 
@@ -194,7 +194,7 @@ def _pick(
         except FileNotFoundError:
             raise StartupError(f"{folder} lacks the weights file {shard}, which its index names; download it") from None
         except (OSError, SafetensorError) as error:
-            raise StartupError(f"the weights file {folder / shard} is broken ({error}); download it again") from None
+            raise broken(folder / shard, error) from None
         opened[folder / shard] = wanted
     prefetch(opened)
     return _Picked(slices, names, converted)

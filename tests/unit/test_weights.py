@@ -115,10 +115,25 @@ def test_a_corrupt_shard_is_named(sharded: Path, context: LoadContext, damage: s
         load_adapter(sharded, context)
 
 
+def test_a_shard_that_lacks_what_the_index_names_is_named(sharded: Path, context: LoadContext) -> None:
+    weights = load_file(sharded / "a.safetensors")
+    lost = sorted(weights)[0]
+    save_file({key: value for key, value in weights.items() if key != lost}, sharded / "a.safetensors")
+    with pytest.raises(StartupError, match=rf"a\.safetensors is broken .*{lost}"):
+        load_adapter(sharded, context)
+
+
+def test_a_pointer_of_git_lfs_is_told_from_a_broken_file(sharded: Path, qwen: Path, context: LoadContext) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 123456789\n"
+    (sharded / "a.safetensors").write_bytes(pointer)
+    with pytest.raises(StartupError, match=r"a\.safetensors is only a pointer of Git LFS.*git lfs pull"):
+        load_adapter(sharded, context)
+
+
 def test_a_corrupt_single_file_is_named(qwen: Path, tmp_path: Path, context: LoadContext) -> None:
     shutil.copytree(qwen, tmp_path, dirs_exist_ok=True)
     (tmp_path / checkpoint.SINGLE).write_bytes(b"no safetensors")
-    with pytest.raises(StartupError, match=r"model\.safetensors cannot be read"):
+    with pytest.raises(StartupError, match=r"model\.safetensors is broken"):
         load_adapter(tmp_path, context)
 
 
@@ -221,6 +236,29 @@ def test_the_hub_is_asked_for_the_towers_shards_only(sharded: Path, monkeypatch:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve_checkpoint("some/model", "main", sharded) == sharded
     assert asked == [["*.json"], ["*.json", "a.safetensors", "b.safetensors"]]
+
+
+def test_offline_each_revision_is_its_own_snapshot(sharded: Path, tmp_path: Path) -> None:
+    """A cache as the hub's library lays it out: one revision by its name, one by its commit."""
+    model = tmp_path / "home" / "hub" / "models--some--model"
+    commits = {"main": "a" * 40, "v1": "b" * 40}
+    for name, commit in commits.items():
+        shutil.copytree(sharded, model / "snapshots" / commit, ignore=shutil.ignore_patterns("home"))
+        (model / "refs").mkdir(exist_ok=True)
+        (model / "refs" / name).write_text(commit)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from spmd_encoder.errors import StartupError\n"
+        "from spmd_encoder.models.checkpoint import resolve_checkpoint\n"
+        "for revision in (None, 'v1', 'b' * 40, 'v2'):\n"
+        "    try: print(resolve_checkpoint('some/model', revision, Path('.')).name)\n"
+        "    except StartupError as error: print(error.message)\n"
+    )
+    env = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PATH": "/usr/bin"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    *found, missing = done.stdout.splitlines()
+    assert found == [commits["main"], commits["v1"], commits["v1"]]
+    assert "its revision v2 is not in the local cache and HF_HUB_OFFLINE is set" in missing
 
 
 def test_offline_without_the_model_is_one_sentence(tmp_path: Path) -> None:
