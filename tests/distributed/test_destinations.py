@@ -86,7 +86,9 @@ def test_the_readmes_lines_for_a_receiver(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (source,) = [
-        code for code in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "Receiver" in code
+        code
+        for code in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+        if "EmbeddingReceiver" in code
     ]
     assert "http://localhost:30000" in source
     for index, name in enumerate(("photo.jpg", "other.png")):
