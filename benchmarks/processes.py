@@ -56,12 +56,15 @@ class Server:
                 total += 0 if role == "launcher" else memory_of(process.pid)["Pss"]
         return total
 
-    def pss_mib(self) -> dict[str, float]:
-        """Proportional set size by role: shared pages are split, so that the sum is what the machine holds."""
+    def pss_mib(self, kind: str = "Pss") -> dict[str, float]:
+        """Proportional set size by role: shared pages are split, so that the sum is what the machine holds.
+
+        `PssAnon` leaves out the pages of files, whose split depends on who else maps them: growth shows in the rest.
+        """
         total: dict[str, float] = {}
         for role, process in self.members():
             try:
-                total[role] = total.get(role, 0.0) + memory_of(process.pid)["Pss"] / 2**20
+                total[role] = total.get(role, 0.0) + memory_of(process.pid)[kind] / 2**20
             except (FileNotFoundError, ProcessLookupError):
                 continue
         return {role: round(mib, 1) for role, mib in total.items()}
@@ -95,7 +98,8 @@ def process_cpu_s(pid: int) -> float:
 
 
 def memory_of(pid: int) -> dict[str, int]:
-    """Bytes: `Rss`, `Pss` (shared pages are split among those that map them) and `Uss` (what it alone has).
+    """Bytes: `Rss`, `Pss` (shared pages are split among those that map them), `PssAnon` (of it, what is of no file) and
+    `Uss` (what it alone has).
 
     Raises FileNotFoundError or ProcessLookupError where it is gone.
     """
@@ -103,4 +107,26 @@ def memory_of(pid: int) -> dict[str, int]:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         name, value = line.split(":")
         found[name] = int(value.split()[0]) * 1024
-    return {"Rss": found["Rss"], "Pss": found["Pss"], "Uss": found["Private_Clean"] + found["Private_Dirty"]}
+    return {
+        "Rss": found["Rss"],
+        "Pss": found["Pss"],
+        "PssAnon": found["Pss_Anon"] + found["Pss_Shmem"],
+        "Uss": found["Private_Clean"] + found["Private_Dirty"],
+    }
+
+
+def file_pages(smaps: str) -> dict[str, int]:
+    """Resident bytes of the pages of each mapped file, by its path, from a process's /proc/PID/smaps.
+
+    What a process has written to a private mapping is its own, and not the file's.
+    """
+    found: dict[str, int] = {}
+    path = ""
+    for line in smaps.splitlines():
+        name, *rest = line.split()
+        if not name.endswith(":"):  # a mapping's first line: range, rights, offset, device, inode, path
+            path = " ".join(rest[4:]) if len(rest) > 4 else ""
+        elif path.startswith("/") and name in ("Rss:", "Anonymous:"):
+            sign = 1 if name == "Rss:" else -1
+            found[path] = found.get(path, 0) + sign * int(rest[0]) * 1024
+    return found

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoints import model_path
 from benchmarks.load_generator import LoadPlan, run_load
 from benchmarks.pictures import make_pictures
-from benchmarks.processes import memory_of
+from benchmarks.processes import file_pages, memory_of
 from benchmarks.raw import raw_processes
 from benchmarks.report import Cell, Check, Plot, Report, Table
 from benchmarks.scenario import Options as Common
@@ -53,6 +54,8 @@ def run(options: Options) -> Report:
                     target=_TARGET,
                 )
             )
+            once = found["once"] / dp / bare["Rss"]
+            checks.append(Check(name=f"{tower}, {dp} ranks: every page once, per rank over bare RSS", measured=once))
             rows.append(_row(tower, dp, bare, each, worker, found))
             series.setdefault(tower, []).append((f"{dp} ranks", each / bare["Pss"]))
             figures[tower][f"dp={dp}"] = found
@@ -71,16 +74,23 @@ def run(options: Options) -> Report:
 
 
 def _memory(served: World) -> dict[str, Any]:
-    """Bytes: PSS of all but the launcher, and by role; the sum of the workers' RSS."""
+    """Bytes: PSS of all but the launcher, and by role; the sum of the workers' RSS; every page of all but the launcher
+    once, whoever else maps it: of a file as many as the process has that has most of them."""
     by_role: dict[str, int] = {}
-    worker_rss = 0
+    files: dict[str, int] = {}
+    worker_rss = anonymous = 0
     for role, process in served.server.members():
         memory = memory_of(process.pid)
         by_role[role] = by_role.get(role, 0) + memory["Pss"]
         worker_rss += memory["Rss"] if role == "worker" else 0
+        if role != "launcher":
+            anonymous += memory["PssAnon"]
+            for path, size in file_pages(Path(f"/proc/{process.pid}/smaps").read_text()).items():
+                files[path] = max(files.get(path, 0), size)
     return {
         "pss": sum(n for role, n in by_role.items() if role != "launcher"),
         "worker_rss": worker_rss,
+        "once": anonymous + sum(files.values()),
         "by_role": by_role,
     }
 

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.circumstances import noise_of
 from benchmarks.connection import tensor_bytes
 from benchmarks.estimates import batch_aligned_rate, cpu_at_sizes, greedy_makespan, mean_batch
-from benchmarks.processes import memory_of, process_cpu_s
+from benchmarks.processes import file_pages, memory_of, process_cpu_s
 from benchmarks.render import summary_page
 from benchmarks.report import Check, Plot, Report, Table, rounded
 from benchmarks.scenario import Options, Scenario
@@ -62,6 +62,26 @@ def test_a_process_own_cpu_is_read_finely() -> None:
         pass
     assert 0.003 <= process_cpu_s(os.getpid()) - before < 1.0
     assert 0 < memory_of(os.getpid())["Uss"] <= memory_of(os.getpid())["Pss"] <= memory_of(os.getpid())["Rss"]
+
+
+def test_pages_of_files_are_counted_without_what_was_written_to_them() -> None:
+    smaps = """\
+7f00-7f10 r--p 00000000 fe:00 12 /lib/a.so
+Rss:                  40 kB
+Anonymous:             8 kB
+VmFlags: rd mr
+7f10-7f20 rw-p 00001000 fe:00 12 /lib/a.so
+Rss:                   4 kB
+Anonymous:             4 kB
+7f20-7f30 rw-p 00000000 00:00 0
+Rss:                 100 kB
+Anonymous:           100 kB
+7f30-7f40 rw-p 00000000 00:00 0 [heap]
+Rss:                 100 kB
+7f40-7f50 r--s 00000000 fe:00 13 /a model/b.safetensors
+Rss:                  12 kB
+"""
+    assert file_pages(smaps) == {"/lib/a.so": 32 * 1024, "/a model/b.safetensors": 12 * 1024}
 
 
 def test_tensors_without_their_header() -> None:
