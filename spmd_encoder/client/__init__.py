@@ -22,6 +22,7 @@ from spmd_encoder.client.errors import (
     NoReplyInTimeError,
     RefusedError,
 )
+from spmd_encoder.client.lookup import Held
 from spmd_encoder.client.results import Result
 from spmd_encoder.client.sync import Client
 
@@ -34,6 +35,7 @@ __all__ = [
     "Destination",
     "EncoderClientError",
     "FileReceipt",
+    "Held",
     "ItemError",
     "ItemsFailedError",
     "NoReplyError",

@@ -1,4 +1,4 @@
-"""`python -m spmd_encoder.client encode|embed|wait`: pictures to files, without a line of code."""
+"""`python -m spmd_encoder.client encode|embed|lookup|wait`: pictures to files, without a line of code."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tqdm import tqdm
 
 from spmd_encoder.client.aio import AsyncClient
@@ -20,6 +22,7 @@ from spmd_encoder.client.files import WriteError
 from spmd_encoder.client.flows import OutputKind
 from spmd_encoder.client.inputs import InputError, pictures, printable
 from spmd_encoder.client.outputs import NumpyFile, Output, OutputError, Receipts, ShardFolder, SingleFile
+from spmd_encoder.client.sources import DIGEST
 
 _USAGE = 2
 _OUT_HELP = ".safetensors (a tensor per path), or as below"
@@ -29,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 all is done, 1 a picture failed or the server did, 2 usage, 130 interrupted."""
     args = _parser().parse_args(argv)
     try:
-        return asyncio.run(_wait(args) if args.command == "wait" else _encode(args))
+        return asyncio.run(_COMMANDS[args.command](args))
     except (InputError, OutputError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return _USAGE
@@ -78,12 +81,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     embed.add_argument("--out", type=Path, required=True, help=_OUT_HELP)
     embed.set_defaults(output="pooled", items_per_file=1000, to=None)
+    lookup = commands.add_parser(
+        "lookup",
+        parents=[common, media],
+        help="tell which results the server holds",
+        description="a JSON line per picture, or per digest (sha256:HEX) of one; only digests are sent",
+    )
+    lookup.add_argument("--output", choices=("tokens", "pooled"), help="default: the model's")
     return parser
 
 
 async def _wait(args: argparse.Namespace) -> int:
     async with _client(args) as client:
         await client.wait_ready(args.timeout_s)
+    return 0
+
+
+async def _lookup(args: argparse.Namespace) -> int:
+    named = [[name] if DIGEST.fullmatch(name) else pictures([name], recursive=args.recursive) for name in args.images]
+    async with _client(args) as client:
+        found = await client.lookup([name for names in named for name in names], output=args.output)
+    for held in found:
+        sys.stdout.buffer.write(msgspec.json.encode({**asdict(held), "name": printable(held.name)}) + b"\n")
+    print(f"{sum(held.held for held in found)} of {len(found)} results are held", file=sys.stderr)
     return 0
 
 
@@ -153,6 +173,9 @@ def _client(args: argparse.Namespace) -> AsyncClient:
             raise InputError("--header takes NAME:VALUE")
         headers[name.strip()] = value.strip()
     return AsyncClient(args.url, timeout_s=args.timeout_s, concurrency=args.jobs, model=args.model, headers=headers)
+
+
+_COMMANDS = {"wait": _wait, "lookup": _lookup, "encode": _encode, "embed": _encode}
 
 
 if __name__ == "__main__":

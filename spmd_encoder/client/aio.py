@@ -15,7 +15,8 @@ from spmd_encoder.client.arrays import ArrayKind
 from spmd_encoder.client.base import ClientBase
 from spmd_encoder.client.chunks import Chunker
 from spmd_encoder.client.destinations import Destination, StagedReceipt, check_hashes
-from spmd_encoder.client.flows import Broken, Flow, Load, OutputKind, Pause, Send
+from spmd_encoder.client.flows import Broken, Digest, Flow, Load, OutputKind, Pause, Send
+from spmd_encoder.client.lookup import Held
 from spmd_encoder.client.reply import Reply
 from spmd_encoder.client.results import Result, all_good, stack
 from spmd_encoder.client.sources import ImageLike, Source, reject_single, source_of
@@ -66,6 +67,12 @@ class AsyncClient(ClientBase):
     async def embed(self, images: Images) -> NDArray[Any]:
         """As `Client.embed`."""
         return stack(await self.encode(images, output="pooled"))
+
+    async def lookup(self, images: Iterable[ImageLike], *, output: OutputKind | None = None) -> list[Held]:
+        """As `Client.lookup`."""
+        reject_single(images)
+        sources = [source_of(image, index) for index, image in enumerate(images)]
+        return await self._run(self._flows.lookup(sources, output))
 
     async def fetch(self, staged: StagedReceipt | str, *, keep: bool = False, as_: ArrayKind = "numpy") -> Result:
         """As `Client.fetch`."""
@@ -144,14 +151,14 @@ class AsyncClient(ClientBase):
                 case Pause():
                     outcome = None
                     await asyncio.sleep(step.seconds)
-                case Load():
+                case Load() | Digest():
                     outcome = await asyncio.to_thread(step.run)
 
     async def _send(self, step: Send) -> Reply | Broken:
         try:
             async with (
                 asyncio.timeout(step.deadline - time.monotonic()),
-                self._http.stream(**request_arguments(step.request, step.deadline)) as response,
+                self._http.stream(**request_arguments(step)) as response,
             ):
                 body = Collector(response, step.deadline)
                 async for piece in response.aiter_raw():

@@ -22,7 +22,7 @@ class ChunkLimits:
 
 @dataclass
 class Chunker:
-    """Puts neighbours together, in order. A request holds either URLs (JSON) or files (raw bytes)."""
+    """Puts neighbours together, in order. A request holds either URLs and digests (JSON) or files (raw bytes)."""
 
     limits: ChunkLimits
     _chunk: list[Source] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Chunker:
         fits = (
             len(self._chunk) < self.limits.items
             and self._num_bytes + source.size_bytes <= self.limits.num_bytes
-            and (not self._chunk or (self._chunk[0].url is None) == (source.url is None))
+            and (not self._chunk or self._chunk[0].is_here == source.is_here)
         )
         done = [] if fits else self.flush()
         self._chunk.append(source)

@@ -19,6 +19,7 @@ import msgspec
 from spmd_encoder.client.arrays import ArrayKind
 from spmd_encoder.client.destinations import Destination, StagedReceipt, ToReceiver, words
 from spmd_encoder.client.errors import BadReplyError, ItemError, NoReplyError, NoReplyInTimeError
+from spmd_encoder.client.lookup import MAX_DIGESTS, Held, digest_of, held_of, lookup_body
 from spmd_encoder.client.reply import (
     JSON,
     SAFETENSORS,
@@ -28,6 +29,7 @@ from spmd_encoder.client.reply import (
     has_outcomes,
     json_of,
     results_of,
+    said,
     staged_of,
 )
 from spmd_encoder.client.results import Result
@@ -39,6 +41,8 @@ OutputKind = Literal["tokens", "pooled"]
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.25
+# The server is told to be done so much earlier, so that its answer, which says where the time went, still arrives.
+_LAST_WORDS_S = 0.5
 # A look at readiness that hangs must not use up the whole wait.
 _LOOK_S = 5.0
 # After these, some 3 s, a person who waits is told for what.
@@ -63,6 +67,13 @@ class Send:
 
     request: Request
     deadline: float
+
+    def timeout(self, left_s: float) -> dict[str, str]:
+        """The header that tells the server how long its answer is wanted."""
+        if self.request.method != "POST":
+            return {}
+        wanted_s = left_s - min(_LAST_WORDS_S, left_s / 10)
+        return {"x-request-timeout": f"{min(max(0.001, wanted_s), 1e9 - 1):.3f}"}
 
 
 @dataclass(frozen=True)
@@ -93,8 +104,19 @@ class Broken:
     is_final: bool = False
 
 
+@dataclass(frozen=True)
+class Digest:
+    """Its outcome has each picture's digest, for which files are read one by one. It blocks: not for an event loop."""
+
+    sources: Sequence[Source]
+
+    def run(self) -> list[str]:
+        """Raises `ItemError`, and ValueError for a URL."""
+        return [digest_of(source) for source in self.sources]
+
+
 T = TypeVar("T")
-Step: TypeAlias = Send | Pause | Load
+Step: TypeAlias = Send | Pause | Load | Digest
 Flow: TypeAlias = Generator[Step, Any, T]
 """What is sent in is each step's outcome."""
 
@@ -118,7 +140,7 @@ class Flows:
         to: Destination | None = None,
     ) -> Flow[list[Result]]:
         """One request; a picture that cannot be read fails alone."""
-        if chunk[0].url is not None:
+        if not chunk[0].is_here:
             return (
                 yield from self._outcomes(_json_request(chunk, self._options(chunk, output, to)), chunk, array_kind, to)
             )
@@ -131,6 +153,18 @@ class Flows:
             outcomes = yield from self._outcomes(request, sent, array_kind, to)
             results |= {result.index: result for result in outcomes}
         return [results[source.index] for source in chunk]
+
+    def lookup(self, sources: Sequence[Source], output: OutputKind | None) -> Flow[list[Held]]:
+        """As many requests as it takes."""
+        options = self._options((), output, None)
+        found: list[Held] = []
+        for start in range(0, len(sources), MAX_DIGESTS):
+            part = sources[start : start + MAX_DIGESTS]
+            digests: list[str] = yield Digest(part)
+            content, headers = lookup_body(digests, options), {"content-type": JSON}
+            request = Request(method="POST", path="/v1/lookup", headers=headers, content=content)
+            found += held_of((yield from self._exchange(request)), part, digests)
+        return found
 
     def fetch(self, staged: StagedReceipt | str, keep: bool, array_kind: ArrayKind) -> Flow[Result]:
         """Read first, then released, so that a reply that broke off can be asked for again."""
@@ -194,6 +228,9 @@ class Flows:
         while True:
             outcome: Reply | Broken = yield Send(request, policy.deadline)
             match outcome:
+                case Reply(status=504) if self.clock() + _LAST_WORDS_S >= policy.deadline:
+                    why = said(outcome)
+                    raise NoReplyInTimeError(f"no result of {request.path} within {self.timeout_s:g} s: {why}")
                 case Reply(status=status) if status not in RETRYABLE_STATUSES:
                     return outcome
                 case Reply() if once and has_outcomes(outcome):
@@ -241,7 +278,8 @@ def _file_request(files: Sequence[bytes], options: Mapping[str, object]) -> Requ
 
 
 def _json_request(chunk: Sequence[Source], options: Mapping[str, object]) -> Request:
-    body = {"items": [{"image": source.url} for source in chunk], **options}
+    items = [{"image": source.url} if source.digest is None else {"digest": source.digest} for source in chunk]
+    body = {"items": items, **options}
     headers = {"accept": _accepted(options), "content-type": JSON}
     return Request(method="POST", path="/v1/encode", headers=headers, content=msgspec.json.encode(body))
 

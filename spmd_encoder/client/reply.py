@@ -22,7 +22,10 @@ SAFETENSORS = "application/vnd.safetensors"
 JSON = "application/json"
 # Codes that speak of a picture: for a request of one, the whole request's error is that picture's.
 _ITEM_CODES = frozenset(
-    {"TOO_LARGE", "MEDIA_UNSUPPORTED", "MEDIA_CORRUPT", "FETCH_FORBIDDEN", "FETCH_FAILED", "WORKER_DIED", "NON_FINITE"}
+    {
+        *("TOO_LARGE", "MEDIA_UNSUPPORTED", "MEDIA_CORRUPT", "FETCH_FORBIDDEN", "FETCH_FAILED"),
+        *("WORKER_DIED", "NON_FINITE", "NOT_FOUND"),
+    }
 )
 # Names in a reply of /v1/staged.
 _STAGED_TENSOR, _STAGED_ITEM = "embedding", "item"
@@ -196,6 +199,12 @@ def json_of(reply: Reply) -> dict[str, Any]:
     if reply.status != 200:
         refuse(reply)
     return _decode(reply.body, dict[str, Any])
+
+
+def said(reply: Reply) -> str:
+    """An error reply's message."""
+    refusal = _decoded_or_none(reply, _Refusal)
+    return f"HTTP {reply.status}" if refusal is None else refusal.error.message
 
 
 def refuse(reply: Reply) -> NoReturn:

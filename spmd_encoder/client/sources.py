@@ -16,15 +16,18 @@ from spmd_encoder.client.errors import ItemError
 from spmd_encoder.client.files import read_regular
 
 ImageLike: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image
-"""A path, a file's bytes, a PIL picture, or a URL (`http:`, `https:` or `data:`)."""
+"""A path, a file's bytes, a PIL picture, a URL (`http:`, `https:` or `data:`), or the digest of a file that the server
+has encoded before (`sha256:<hex>`), whose result it may still hold."""
 
 UNREADABLE = "UNREADABLE"
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _URL = re.compile(r"(https?://|data:)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Source:
-    """One picture before it is read. `size_bytes` is what it is expected to take on the wire; `url` or `read` is set.
+    """One picture before it is read. `size_bytes` is what it is expected to take on the wire; one of `url`, `digest`
+    and `read` is set.
 
     A URL is fetched by the server, never here.
     """
@@ -34,6 +37,12 @@ class Source:
     size_bytes: int
     url: str | None = None
     read: Callable[[], bytes] | None = None
+    digest: str | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """It has bytes to be sent, and is not only named."""
+        return self.read is not None
 
     def load(self) -> bytes:
         """The file's bytes. Blocks. Raises `ItemError` UNREADABLE."""
@@ -59,6 +68,8 @@ def source_of(image: ImageLike, index: int) -> Source:
         case str() if _URL.match(image):
             name = image if image[:5].lower() != "data:" else nameless
             return Source(index, name, len(image), url=image)
+        case str() if DIGEST.fullmatch(image):
+            return Source(index, image, len(image), digest=image)
         case str() | os.PathLike():
             path = os.fspath(image)
             return Source(index, path, _file_size(path), read=lambda: read_regular(path))

@@ -16,10 +16,11 @@ from spmd_encoder.client.arrays import ArrayKind
 from spmd_encoder.client.base import ClientBase
 from spmd_encoder.client.chunks import chunked
 from spmd_encoder.client.destinations import Destination, StagedReceipt, check_hashes
-from spmd_encoder.client.flows import Broken, Flow, Load, OutputKind, Pause, Send
+from spmd_encoder.client.flows import Broken, Digest, Flow, Load, OutputKind, Pause, Send
+from spmd_encoder.client.lookup import Held
 from spmd_encoder.client.reply import Reply
 from spmd_encoder.client.results import Result, all_good, stack
-from spmd_encoder.client.sources import ImageLike, reject_single
+from spmd_encoder.client.sources import ImageLike, reject_single, source_of
 from spmd_encoder.client.transport import Collector, broken, request_arguments
 
 T = TypeVar("T")
@@ -79,6 +80,17 @@ class Client(ClientBase):
         Raises as `encode` does. For no picture it is `[0, 0]`, since the server was not asked.
         """
         return stack(self.encode(images, output="pooled"))
+
+    def lookup(self, images: Iterable[ImageLike], *, output: OutputKind | None = None) -> list[Held]:
+        """One `Held` per picture or digest, in order: whether the server holds its result. Only digests are sent.
+
+        A picture that is held may be encoded by its digest alone (`encode([held.digest])`); where it was dropped
+        meanwhile that fails with NOT_FOUND, and the picture itself is to be sent. Raises `ItemError` for a file that
+        cannot be read, ValueError for a URL, `EncoderClientError` where the request fails.
+        """
+        reject_single(images)
+        sources = [source_of(image, index) for index, image in enumerate(images)]
+        return self._run(self._flows.lookup(sources, output))
 
     def fetch(self, staged: StagedReceipt | str, *, keep: bool = False, as_: ArrayKind = "numpy") -> Result:
         """What an earlier call has staged: by the `delivered` of its result, or by the `staged_id` that this has.
@@ -142,12 +154,12 @@ class Client(ClientBase):
                 case Pause():
                     outcome = None
                     time.sleep(step.seconds)
-                case Load():
+                case Load() | Digest():
                     outcome = step.run()
 
     def _send(self, step: Send) -> Reply | Broken:
         try:
-            with self._connections().stream(**request_arguments(step.request, step.deadline)) as response:
+            with self._connections().stream(**request_arguments(step)) as response:
                 body = Collector(response, step.deadline)
                 for piece in response.iter_raw():
                     body.add(piece)

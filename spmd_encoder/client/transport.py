@@ -11,7 +11,7 @@ import httpx
 
 from spmd_encoder import __version__
 from spmd_encoder.client.errors import BadReplyError, EncoderClientError
-from spmd_encoder.client.flows import Broken, Request, Send
+from spmd_encoder.client.flows import Broken, Send
 from spmd_encoder.client.reply import Reply
 
 _CONNECT_S = 10.0
@@ -46,14 +46,14 @@ def client_arguments(
     }
 
 
-def request_arguments(request: Request, deadline: float) -> dict[str, Any]:
+def request_arguments(step: Send) -> dict[str, Any]:
     """For `stream` of either client. Timeouts are per operation; `Collector` and the async driver bound the sum."""
-    left_s = max(0.001, deadline - time.monotonic())
+    request, left_s = step.request, max(0.001, step.deadline - time.monotonic())
     arguments: dict[str, Any] = {
         "method": request.method,
         "url": request.path,
         "params": dict(request.params),
-        "headers": dict(request.headers),
+        "headers": {**request.headers, **step.timeout(left_s)},
         "timeout": httpx.Timeout(left_s, connect=min(left_s, _CONNECT_S)),
     }
     if request.files:

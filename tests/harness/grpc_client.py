@@ -31,6 +31,7 @@ class GrpcClient:
         native, sglang = "/spmd_encoder.v1.Encoder/", "/sglang.grpc.encoder.SglangEncoder/"
         health = "/grpc.health.v1.Health/"
         self.encode = self._unary(native + "Encode", pb.EncodeResponse)
+        self.lookup = self._unary(native + "Lookup", pb.LookupResponse)
         self.models = self._unary(native + "Models", pb.ModelsResponse)
         self.info = self._unary(native + "Info", pb.InfoResponse)
         self.sglang_encode = self._unary(sglang + "Encode", sglang_pb.EncodeResponse)

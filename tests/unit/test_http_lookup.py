@@ -11,8 +11,8 @@ import pytest
 from spmd_encoder.api.types import HeldResult, ItemFailure, ItemOutcome, MediaItem, Modality, OutputKind
 from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.frontends.digests import MAX_DIGESTS
 from spmd_encoder.frontends.http.app import create_app
-from spmd_encoder.frontends.http.items import MAX_DIGESTS
 from tests.harness.fake_service import FakeService, picture, size_embedding
 
 A, B, C = (f"sha256:{letter * 64}" for letter in "abc")

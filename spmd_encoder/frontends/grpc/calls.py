@@ -24,7 +24,7 @@ import grpc
 
 from spmd_encoder.api.service import EncoderService
 from spmd_encoder.config import Config
-from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.errors import EncoderError, ErrorCode, time_over
 from spmd_encoder.frontends.account import Account
 from spmd_encoder.frontends.base import check_request_id
 from spmd_encoder.frontends.exchange import Exchange
@@ -82,9 +82,7 @@ class Call:
             async with asyncio.timeout_at(self.deadline):
                 return await asyncio.get_running_loop().run_in_executor(pool, job)
         except TimeoutError:
-            raise EncoderError(
-                ErrorCode.DEADLINE_EXCEEDED, "the call's time was over before it was read (--request-timeout-s)"
-            ) from None
+            raise time_over("receive") from None
 
     def take_request_id(self, given: str) -> None:
         """The message's id wins over the metadata's; without either one is made. Raises `EncoderError`."""

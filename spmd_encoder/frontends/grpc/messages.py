@@ -9,10 +9,11 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from spmd_encoder.api.types import Embedding, ItemFailure, ItemOutcome, Modality, ModelInfo, OutputKind
+from spmd_encoder.api.types import Embedding, HeldResult, ItemFailure, ItemOutcome, Modality, ModelInfo, OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import ItemLimits, SourceItem, check_count, item_name, parse_item, read_item
 from spmd_encoder.frontends.destinations import Delivered, Elsewhere
+from spmd_encoder.frontends.digests import held_item
 from spmd_encoder.frontends.grpc.destination import delivered_message, read_destination
 from spmd_encoder.frontends.grpc.protos import encoder_pb2 as pb
 
@@ -54,17 +55,37 @@ def read_request(data: bytes, limits: ItemLimits, max_items: int) -> Request:
     message = parse(pb.EncodeRequest, data)
     del data
     check_count(len(message.items), max_items)
-    output = None
-    if message.output != pb.OUTPUT_UNSPECIFIED:
-        output = next((kind for kind, number in _OUTPUTS.items() if number == message.output), None)
-        if output is None:
-            raise EncoderError(ErrorCode.INVALID_REQUEST, f"there is no output {message.output}", param="output")
+    output = read_output(message.output)
     elsewhere = read_destination(message)
     items: list[SourceItem] = []
     for index, item in enumerate(message.items):
         items.append(_source(item, limits, item_name(index)))
         item.Clear()  # so that each is in memory only once
     return Request(items, output, message.request_id, message.model or None, elsewhere)
+
+
+def read_output(number: int) -> OutputKind | None:
+    """Raises `EncoderError` INVALID_REQUEST."""
+    if number == pb.OUTPUT_UNSPECIFIED:
+        return None
+    output = next((kind for kind, known in _OUTPUTS.items() if known == number), None)
+    if output is None:
+        raise EncoderError(ErrorCode.INVALID_REQUEST, f"there is no output {number}", param="output")
+    return output
+
+
+def write_lookup(
+    model: str, output: OutputKind, digests: Sequence[str], found: Sequence[HeldResult | None]
+) -> pb.LookupResponse:
+    reply = pb.LookupResponse(model=model, output=_OUTPUTS[output])
+    for digest, held in zip(digests, found, strict=True):
+        entry = reply.results.add(digest=digest, held=held is not None)
+        if held is not None:
+            entry.replicas.extend(held.replicas)
+            entry.shape.extend(held.shape)
+            entry.grid.extend(held.grid or ())
+            entry.dtype, entry.num_tokens = held.dtype, held.num_tokens
+    return reply
 
 
 def _source(item: pb.Item, limits: ItemLimits, name: str) -> SourceItem:
@@ -75,8 +96,13 @@ def _source(item: pb.Item, limits: ItemLimits, name: str) -> SourceItem:
             return read_item(Modality.IMAGE, item.data, limits, name)
         case "url":
             return parse_item(Modality.IMAGE, item.url, limits, name)
+        case "digest":
+            try:
+                return held_item(Modality.IMAGE, item.digest)
+            except EncoderError as error:
+                return error.at(name)
         case _:
-            return EncoderError(ErrorCode.INVALID_REQUEST, "an item has `data` or `url`", param=name)
+            return EncoderError(ErrorCode.INVALID_REQUEST, "an item has `data`, `url` or `digest`", param=name)
 
 
 def reply_bytes(outcomes: Sequence[ItemOutcome]) -> int:

@@ -10,17 +10,20 @@ import msgspec
 from google.protobuf.json_format import Parse
 
 from spmd_encoder.api.service import EncoderService
-from spmd_encoder.api.types import ItemOutcome
+from spmd_encoder.api.types import ItemOutcome, Modality
 from spmd_encoder.config import Config
-from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.errors import EncoderError, ErrorCode, time_over
 from spmd_encoder.frontends.base import ItemLimits, check_model, check_output, item_name, known_model
+from spmd_encoder.frontends.digests import lookup_keys
 from spmd_encoder.frontends.grpc.calls import Call, Method
 from spmd_encoder.frontends.grpc.messages import (
     model_message,
     parse,
+    read_output,
     read_request,
     reply_bytes,
     write_delivered,
+    write_lookup,
     write_reply,
 )
 from spmd_encoder.frontends.grpc.protos import encoder_pb2 as pb
@@ -43,6 +46,7 @@ class NativeService:
         max_bytes = self._config.server.grpc_message_bytes
         return {
             "Encode": Method(handle=self._encode, max_bytes=max_bytes, limit_flag="--grpc-max-message-bytes"),
+            "Lookup": Method(handle=self._lookup, max_bytes=max_bytes, limit_flag="--grpc-max-message-bytes"),
             "Models": Method(handle=self._models),
             "Info": Method(handle=self._info),
         }
@@ -76,9 +80,12 @@ class NativeService:
         del request
         call.exchange.note(outcomes)
         if elsewhere is not None:
-            return write_delivered(
-                call.request_id, model, await destinations.deliver(elsewhere, outcomes, call.request_id)
-            )
+            try:
+                async with asyncio.timeout_at(call.deadline):
+                    delivered = await destinations.deliver(elsewhere, outcomes, call.request_id)
+            except TimeoutError:
+                raise time_over("delivery") from None
+            return write_delivered(call.request_id, model, delivered)
         return await self._written(call.request_id, model, outcomes)
 
     async def _written(self, request_id: str, model: str, outcomes: Sequence[ItemOutcome]) -> bytes:
@@ -93,6 +100,15 @@ class NativeService:
         if size <= _INLINE_BYTES:
             return write()
         return await asyncio.get_running_loop().run_in_executor(self._shared.pool, write)
+
+    async def _lookup(self, call: Call, data: bytes) -> bytes:
+        request = parse(pb.LookupRequest, data)
+        keys = lookup_keys(request.digests, Modality.IMAGE)
+        model = check_model(self._service, self._config.served_name, request.model or None)
+        output = read_output(request.output) or known_model(self._service).default_output
+        check_output(self._service, output)
+        found = self._service.lookup(keys, output)
+        return write_lookup(model, output, request.digests, found).SerializeToString()
 
     async def _models(self, call: Call, data: bytes) -> bytes:
         parse(pb.ModelsRequest, data)

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import msgspec
 
-from spmd_encoder.api.types import NO_OPTIONS, ItemOptions, MediaItem, Modality
+from spmd_encoder.api.types import NO_OPTIONS, ItemOptions, Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import ItemLimits, SourceItem, parse_item, read_item
+from spmd_encoder.frontends.digests import held_item
 from spmd_encoder.media.data_uri import parse_data_uri
 from spmd_encoder.media.fetch import is_remote
 from spmd_encoder.media.frames import pack
@@ -19,9 +20,6 @@ DEFAULT_FPS = 2.0
 MAX_FRAMES = 2**16
 Fps = Annotated[float, msgspec.Meta(ge=MIN_FPS, le=MAX_FPS)]
 MaxFrames = Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAMES)]
-MAX_DIGESTS = 10_000
-DIGEST_PATTERN = "^sha256:[0-9a-f]{64}$"
-Digest = Annotated[str, msgspec.Meta(pattern=DIGEST_PATTERN, max_length=71)]
 
 _ONE_OF = "an item has one of `image`, `audio` and `video`, or a `digest`"
 _SAMPLING = "`fps` and `max_frames` say how a `video` is sampled"
@@ -38,7 +36,7 @@ class ItemBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     video: str | list[str] | None = None
     fps: Fps | None = None
     max_frames: MaxFrames | None = None
-    digest: Digest | None = None
+    digest: str | None = None
     modality: Modality | None = None
 
 
@@ -72,7 +70,10 @@ def _held(item: ItemBody, digest: str, default: ItemOptions, name: str) -> Sourc
     options = NO_OPTIONS
     if modality is Modality.VIDEO:
         options = ItemOptions(fps=item.fps or default.fps, max_frames=item.max_frames or default.max_frames)
-    return MediaItem(modality=modality, data=b"", digest=digest, options=options, held=True)
+    try:
+        return held_item(modality, digest, options)
+    except EncoderError as error:
+        return error.at(name)
 
 
 def _frames(uris: list[str], item: ItemBody, limits: ItemLimits, name: str) -> SourceItem:

@@ -8,15 +8,15 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from spmd_encoder.api.types import NO_OPTIONS, HeldResult, ItemOptions, Modality, OutputKind, item_key
-from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.api.types import NO_OPTIONS, HeldResult, ItemOptions, Modality, OutputKind
 from spmd_encoder.frontends.base import check_model, check_output, known_model
+from spmd_encoder.frontends.digests import lookup_keys
 from spmd_encoder.frontends.http import schemas
 from spmd_encoder.frontends.http.backend import Backend
 from spmd_encoder.frontends.http.call import Call, respond
 from spmd_encoder.frontends.http.content import BodyKind, body_kind
 from spmd_encoder.frontends.http.decode import decode_json
-from spmd_encoder.frontends.http.items import MAX_DIGESTS, Digest, Fps, MaxFrames
+from spmd_encoder.frontends.http.items import Fps, MaxFrames
 from spmd_encoder.frontends.http.openapi import LOOKUP_REPLIES, LOOKUP_REQUEST
 from spmd_encoder.frontends.http.options import check_no_query
 from spmd_encoder.frontends.http.readers import read_json
@@ -26,7 +26,7 @@ from spmd_encoder.frontends.http.render import Rendered, json_rendered
 class _Body(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """`modality` and what a film is sampled by are those of all digests."""
 
-    digests: list[Digest]
+    digests: list[str]
     output: OutputKind | None = None
     modality: Modality = Modality.IMAGE
     fps: Fps | None = None
@@ -75,19 +75,18 @@ async def _lookup(call: Call) -> Rendered:
     service = call.backend.service
     check_no_query(call.request)
     body_kind(call.request, BodyKind.JSON)
-    body = await read_json(call, _parse)
+    body, keys = await read_json(call, _parse)
     model = check_model(service, call.backend.config.served_name, body.model)
     output = body.output or known_model(service).default_output
     check_output(service, output)
-    found = service.lookup([item_key(body.modality, digest, body.options) for digest in body.digests], output)
+    found = service.lookup(keys, output)
     return json_rendered(200, _Reply(model, output.value, _entries(body.digests, found)))
 
 
-def _parse(body: bytearray) -> _Body:
+def _parse(body: bytearray) -> tuple[_Body, list[str]]:
+    """The request, and the keys of its items."""
     decoded = decode_json(body, _Body)
-    if not 1 <= len(decoded.digests) <= MAX_DIGESTS:
-        raise EncoderError(ErrorCode.INVALID_REQUEST, f"a look-up is of 1 to {MAX_DIGESTS} digests", param="digests")
-    return decoded
+    return decoded, lookup_keys(decoded.digests, decoded.modality, decoded.options)
 
 
 def _entries(digests: Sequence[str], found: Sequence[HeldResult | None]) -> list[_Entry]:

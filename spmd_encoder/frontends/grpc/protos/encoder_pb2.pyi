@@ -29,14 +29,54 @@ OUTPUT_POOLED: Output
 OUTPUT_TOKENS: Output
 
 class Item(_message.Message):
-    __slots__ = ("modality", "data", "url")
+    __slots__ = ("modality", "data", "url", "digest")
     MODALITY_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     URL_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     modality: Modality
     data: bytes
     url: str
-    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., data: _Optional[bytes] = ..., url: _Optional[str] = ...) -> None: ...
+    digest: str
+    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., data: _Optional[bytes] = ..., url: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class LookupRequest(_message.Message):
+    __slots__ = ("digests", "output", "model")
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    digests: _containers.RepeatedScalarFieldContainer[str]
+    output: Output
+    model: str
+    def __init__(self, digests: _Optional[_Iterable[str]] = ..., output: _Optional[_Union[Output, str]] = ..., model: _Optional[str] = ...) -> None: ...
+
+class LookupResponse(_message.Message):
+    __slots__ = ("model", "output", "results")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    output: Output
+    results: _containers.RepeatedCompositeFieldContainer[LookedUp]
+    def __init__(self, model: _Optional[str] = ..., output: _Optional[_Union[Output, str]] = ..., results: _Optional[_Iterable[_Union[LookedUp, _Mapping]]] = ...) -> None: ...
+
+class LookedUp(_message.Message):
+    __slots__ = ("digest", "held", "replicas", "shape", "dtype", "num_tokens", "grid")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GRID_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    held: bool
+    replicas: _containers.RepeatedScalarFieldContainer[int]
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    num_tokens: int
+    grid: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, digest: _Optional[str] = ..., held: _Optional[bool] = ..., replicas: _Optional[_Iterable[int]] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., num_tokens: _Optional[int] = ..., grid: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EncodeRequest(_message.Message):
     __slots__ = ("items", "output", "request_id", "model", "destination")
