@@ -13,7 +13,7 @@ from spmd_encoder.models.contrastive import TINY_VISION
 from spmd_encoder.models.sharding import TowerPlan
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.towers import tower_plan
-from spmd_encoder.models.vision_language import VISION, TilePreprocessor, VisionLanguageAdapter, single_tile
+from spmd_encoder.models.vision_language import TINY_LLAMA, VISION, TilePreprocessor, VisionLanguageAdapter, single_tile
 from spmd_encoder.models.weights import from_folder
 
 
@@ -47,16 +47,7 @@ class PaliGemmaAdapter(VisionLanguageAdapter):
                 "projection_dim": 56,
                 "vision_use_head": False,
             },
-            text_config={
-                "model_type": "gemma",
-                "vocab_size": 64,
-                "hidden_size": 56,
-                "intermediate_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-                "head_dim": 16,
-            },
+            text_config={**TINY_LLAMA, "model_type": "gemma", "head_dim": 16},
             image_token_index=60,
             projection_dim=56,
         )
