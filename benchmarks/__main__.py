@@ -7,6 +7,7 @@ where it was cut off: a scenario that has a record of this commit is left out, u
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -20,6 +21,8 @@ benchmarks.tower"""
 
 def main() -> int:
     args = _parser().parse_args()
+    # A world that was started is ended in `finally`, which SIGTERM by itself would pass over.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     results: Path = args.results
     if args.scenario == "summary":
         print(summarise(results).read_text())
