@@ -116,8 +116,7 @@ class _Life:
                     answer.set_result(message.error)
         except WireError as error:
             log.error("what the writer says cannot be read: %s", error)
-        self._child.kill()
-        code = await self._child.wait()
+        code = await _end_of(self._child)
         self._stream.close()
         for answer in self._open.values():
             if not answer.done():
@@ -218,16 +217,16 @@ class MemoryWriter:
             raise
         if isinstance(first, WriterReady):
             return _Life(child, stream)
-        child.kill()
+        code = await _end_of(child)
         stream.close()
         match first:
             case WriterFailing(reason=reason, is_missing=True):
-                why, code = f"needs Mooncake, which cannot be imported ({reason}); {_INSTALL}", 2
+                why, exit_code = f"needs Mooncake, which cannot be imported ({reason}); {_INSTALL}", 2
             case WriterFailing(reason=reason):
-                why, code = f"cannot start: {reason}", 1
+                why, exit_code = f"cannot start: {reason}", 1
             case _:
-                why, code = f"cannot start: its process ended with code {await child.wait()}", 1
-        raise StartupError(f"--encoder-transfer-backend mooncake {why}", exit_code=code)
+                why, exit_code = f"cannot start: its process ended with code {code}", 1
+        raise StartupError(f"--encoder-transfer-backend mooncake {why}", exit_code=exit_code)
 
     async def _ready(self) -> _Life:
         """A process that takes work; one that is worn gets no more, and ends when it has nothing to do."""
@@ -251,6 +250,17 @@ class MemoryWriter:
         finally:
             self._busy -= Counter((session,))  # one that is at zero is dropped
             self._changed.set()
+
+
+async def _end_of(child: StartedProcess) -> int:
+    """The exit code of one that has hung up. Waited for before anything is done to it: a kill that comes late would
+    take the code away."""
+    try:
+        async with asyncio.timeout(_DIE_S):
+            return await child.wait()
+    except TimeoutError:
+        child.kill()
+        return await child.wait()
 
 
 def _fill(rows: FileIO, chunks: Sequence[Buffer]) -> None:
