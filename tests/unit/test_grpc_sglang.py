@@ -22,8 +22,11 @@ from spmd_encoder.frontends.grpc.protos import sglang_pb2 as pb
 from spmd_encoder.frontends.grpc.server import GrpcFrontEnd
 from spmd_encoder.frontends.http.server import HttpFrontEnd
 from spmd_encoder.frontends.shared import Shared
+from spmd_encoder.keeper.starter import SpawnStarter
+from spmd_encoder.transports.registry import load_writer
 from tests.harness.fake_service import FakeService, failing, picture
 from tests.harness.grpc_client import GrpcClient, error_info
+from tests.harness.landing import FAKE_MOONCAKE, Landing
 from tests.harness.sglang_receiver import Receiver
 
 pytestmark = pytest.mark.timeout(60)
@@ -82,7 +85,7 @@ async def serve(backend: str) -> AsyncIterator[Served]:
     service = FakeService()
     service.answer = rows_of
     config = replace(Config(), sglang=replace(Config().sglang, encoder_transfer_backend=backend))
-    shared = Shared.open(service, config)
+    shared = Shared.open(service, config, writer=load_writer(config, SpawnStarter(), "127.0.0.1"))
     socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     ports = [sock.getsockname()[1] for sock in socks]
     front_ends: list[FrontEnd] = [
@@ -229,3 +232,17 @@ async def test_media_are_held_until_the_part_is_encoded_and_no_longer(served: Se
     await served.until(lambda: not served.service.reserved)
     assert not encode.done()
     encode.cancel()
+
+
+async def test_send_writes_into_the_receivers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAKE_MOONCAKE))
+    async with serve("mooncake") as served:
+        sizes = await served.encode(3, 5)
+        with Landing() as landing:
+            body = landing.body(req_id="p")
+            del body["receive_count"]
+            await served.client.sglang_send(pb.SendRequest(**body))
+            rows = wanted(3, 5)
+            assert sizes.embedding_size == rows.nbytes
+            assert landing.buffer[: rows.nbytes].tobytes() == rows.tobytes()
+            assert (await landing.messages.message()).rows is None
