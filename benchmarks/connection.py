@@ -29,7 +29,7 @@ class Reply:
     @property
     def server_s(self) -> float:
         """The server's own time: from the request's headers to its reply."""
-        return stages_ms(self.headers)[0] / 1e3
+        return stages_ms(self.headers["server-timing"])["total"] / 1e3
 
     @property
     def cached(self) -> int:

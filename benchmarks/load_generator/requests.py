@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import struct
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.load_generator.mix import Item
 
 _COMMENT = b"\xff\xfe"
 _START = b"\xff\xd8"
-_STAGES = ("x-total-time-ms", "x-queue-time-ms", "x-preprocess-time-ms", "x-forward-time-ms")
 
 
 def file_of(item: Item, pools: Sequence[Sequence[bytes]], seed: int = 0) -> bytes:
@@ -39,10 +38,10 @@ def body_of(files: Sequence[bytes]) -> tuple[bytes, str]:
     return parts + f"--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
 
 
-def stages_ms(headers: Mapping[str, str]) -> tuple[float, float, float, float]:
-    """Total, queue, preprocess and forward, as the reply's headers have them."""
-    total, queue, prepare, forward = (float(headers.get(name, 0.0)) for name in _STAGES)
-    return total, queue, prepare, forward
+def stages_ms(server_timing: str) -> dict[str, float]:
+    """Milliseconds by stage (`total`, `queue`, `forward`, ...), out of a reply's header `Server-Timing`."""
+    parts = (part.strip().split(";dur=") for part in server_timing.split(","))
+    return {part[0]: float(part[1]) for part in parts if len(part) == 2}
 
 
 def error_code(status: int, body: bytes) -> str:

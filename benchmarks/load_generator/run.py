@@ -123,8 +123,12 @@ class _Load:
         if self._plan.on_reply is not None:
             self._plan.on_reply(turn, got)
         headers = reply.headers
-        cached = int(headers.get("x-spmd-cached", 0))
-        return replace(sample, cached=cached, replica=headers.get("x-spmd-replica", ""), stages_ms=stages_ms(headers))
+        return replace(
+            sample,
+            cached=int(headers.get("x-spmd-cached", 0)),
+            replica=headers.get("x-spmd-replica", ""),
+            stages_ms=stages_ms(headers.get("server-timing", "")),
+        )
 
     async def _misbehave(self, sample: Sample, number: int) -> Sample:
         chaos = self._bad[number]

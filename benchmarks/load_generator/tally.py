@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +30,7 @@ class Sample:
     items: int = 1
     cached: int = 0
     replica: str = ""
-    stages_ms: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    """Total, queue, preprocess, forward."""
+    stages_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def latency(self) -> float:

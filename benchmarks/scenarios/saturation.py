@@ -137,7 +137,9 @@ def replicas_rate(tally: Tally) -> float:
     by_replica: dict[str, list[Sample]] = {}
     for sample in tally.good():
         by_replica.setdefault(sample.replica, []).append(sample)
-    return sum(batch_aligned_rate([(s.ended, s.stages_ms[3] / 1e3) for s in own]) for own in by_replica.values())
+    return sum(
+        batch_aligned_rate([(s.ended, s.stages_ms["forward"] / 1e3) for s in own]) for own in by_replica.values()
+    )
 
 
 SCENARIO = Scenario(
