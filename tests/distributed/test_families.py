@@ -1,4 +1,4 @@
-"""Every family, served over HTTP by worlds of several shapes, gives transformers' numbers for each of its outputs.
+"""Families, served over HTTP by worlds of several shapes, gives transformers' numbers for each of its outputs.
 
 `test_worlds.py` has more of each shape for one family, `test_tp_equality.py` more sizes of TP for each family.
 """
@@ -47,7 +47,9 @@ def shapes_of(entry: FamilyEntry) -> list[tuple[int, int]]:
     return SHAPES if entry.family in IN_EVERY_SHAPE else [(1, 2)]
 
 
-CASES = [(entry, shape) for entry in FAMILIES if entry.family not in SAME_TOWER for shape in shapes_of(entry)]
+# To a world these are as LLaVA-NeXT or Qwen2-VL: `test_family.py` and `test_tp_equality.py` compare their numbers.
+AS_OTHERS = {*SAME_TOWER, "llava", "llava_onevision", "internvl", "gemma3", "paligemma", "idefics3", "glm4v", "qwen3_5"}
+CASES = [(entry, shape) for entry in FAMILIES if entry.family not in AS_OTHERS for shape in shapes_of(entry)]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0].family}-dp{case[1][0]}tp{case[1][1]}")
