@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from spmd_encoder.api.types import ReadyState, StageTimes
@@ -47,6 +50,15 @@ def test_replicas_do_not_mix() -> None:
     metrics.replica_stats(0, 0, stats(5))
     assert value(metrics, "scheduler_batches_total", dp_rank="0") == 5
     assert value(metrics, "scheduler_batches_total", dp_rank="1") == 4
+
+
+def test_what_the_readme_names_is_there() -> None:
+    metrics = DispatcherMetrics(range(1))
+    metrics.replica_stats(0, 0, stats(1))
+    metrics.refused(ErrorCode.QUEUE_FULL)
+    named = set(re.findall(r"`(spmd_encoder_[a-z_]+)`", (Path(__file__).parents[2] / "README.md").read_text()))
+    assert len(named) >= 9
+    assert named <= {name for name, _ in read(metrics)}
 
 
 def test_gauges_follow() -> None:
