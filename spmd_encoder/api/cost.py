@@ -11,15 +11,20 @@ from spmd_encoder.api.types import ItemOptions, MediaItem, Modality
 
 @dataclass(frozen=True, kw_only=True)
 class AudioCost:
-    """`tokens_per_s` of sound, for `min_s` at least and `max_s` at most; a family that pads has both equal."""
+    """`tokens_per_s` of sound, for `min_s` at least and `max_s` at most; a family that pads has both equal, one that
+    cuts into windows and pads the last has the length of a window as `step_s`."""
 
     tokens_per_s: float
     min_s: float = 0.0
     max_s: float = 30.0
+    step_s: float = 0.0
 
     def tokens(self, seconds: float) -> int:
         """At least 1; of an unknown length (0) the most."""
-        return max(1, math.ceil(self.tokens_per_s * min(max(seconds or self.max_s, self.min_s), self.max_s)))
+        counted = min(max(seconds or self.max_s, self.min_s), self.max_s)
+        if self.step_s:
+            counted = math.ceil(counted / self.step_s) * self.step_s
+        return max(1, math.ceil(self.tokens_per_s * counted))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,11 +40,7 @@ class PackedAttention(nn.Module):
     def _rotated(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """`[rows, 3, heads, head]`, queries and keys rotated by their positions."""
         qkv = self.qkv.block(hidden).view(len(hidden), 3, -1, self.head_dim)
-        # As transformers does, in float32 whatever the dtype; for float32 this is the tensor itself.
-        both = qkv[:, :2].float()
-        rotate_(both, cos[:, None, None].float(), sin[:, None, None].float())
-        if both.dtype is not qkv.dtype:
-            qkv[:, :2] = both
+        rotate_in_float32_(qkv, cos, sin)
         return qkv
 
 
@@ -54,9 +50,11 @@ class SegmentAttention(nn.Module):
     The layer after them is `closing`.
     """
 
-    def __init__(self, attention: Any, closing: str) -> None:
+    def __init__(
+        self, attention: Any, closing: str, columns: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
+    ) -> None:
         super().__init__()
-        self.columns = nn.ModuleList([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.columns = nn.ModuleList([getattr(attention, name) for name in columns])
         self.closing: RowParallelLinear = getattr(attention, closing)
         self.head_dim = int(attention.head_dim)
         self._scale = float(attention.scaling)
@@ -76,6 +74,15 @@ class SegmentAttention(nn.Module):
             cos, sin = positions
             rotate_(qkv[:, :2], cos[:, None, None], sin[:, None, None])
         return qkv
+
+
+def rotate_in_float32_(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate queries and keys of `[rows, 3, heads, head]` by their positions, as transformers does in Qwen-VL: in
+    float32 whatever the dtype; for float32 the tensor itself is rotated."""
+    both = qkv[:, :2].float()
+    rotate_(both, cos[:, None, None].float(), sin[:, None, None].float())
+    if both.dtype is not qkv.dtype:
+        qkv[:, :2] = both
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
 from spmd_encoder.media.base import Sound
+from spmd_encoder.models.attention import SegmentAttention
 from spmd_encoder.models.sharding import Split, TowerPlan, run_batched
 
 
@@ -28,11 +30,14 @@ def check_length(sound: Sound, max_s: float, *, min_samples: int = 1) -> None:
         )
 
 
-def extract(extractor: Any, sound: Sound, **options: Any) -> dict[str, Tensor]:
-    """The extractor's tensors for one sound, with a mask of what is no padding as `attention_mask`."""
-    made = extractor(
-        sound.samples, sampling_rate=sound.rate, return_attention_mask=True, return_tensors="pt", **options
-    )
+def extract(extractor: Any, sound: Sound, *, window: int | None = None, **options: Any) -> dict[str, Tensor]:
+    """The extractor's tensors for one sound, with a mask of what is no padding as `attention_mask`.
+
+    With `window` the sound is cut into pieces of so many samples, each of which is a row of the batch.
+    """
+    samples = sound.samples
+    pieces = samples if window is None else [samples[at : at + window] for at in range(0, len(samples), window)]
+    made = extractor(pieces, sampling_rate=sound.rate, return_attention_mask=True, return_tensors="pt", **options)
     return {name: tensor for name, tensor in made.items() if isinstance(tensor, torch.Tensor)}
 
 
@@ -53,6 +58,31 @@ def whisper_plan(layers: str, num_layers: int, *, once: tuple[Split, ...] = ()) 
         run=run_batched,
     )
     return TowerPlan(blocks=layers, num_blocks=num_layers, in_block=(feed_forward, attention), once=once)
+
+
+class AudioAttention(SegmentAttention):
+    """Takes the place of transformers' own in towers that attend within chunks: over packed sounds, without a mask."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__(attention, closing="out_proj")
+
+    def forward(self, hidden_states: Tensor, cu_seqlens: Tensor, **_: Any) -> Tensor:
+        """`[rows, width]` to the same. `cu_seqlens` `[segments + 1]` int32 are the segments' ends after a 0."""
+        return self.attend(hidden_states[None], cu_seqlens, None)[0]
+
+
+def _run_segments(attention: nn.Module, hidden: Tensor) -> Tensor:
+    """The attention of one block over two segments of unequal length."""
+    rows, first = hidden.shape[0], hidden.shape[0] // 3
+    out: Tensor = attention(hidden, torch.tensor([0, first, rows], dtype=torch.int32, device=hidden.device))
+    return out
+
+
+def chunk_plan(layers: str, num_layers: int) -> TowerPlan:
+    """As `whisper_plan`, for layers that take packed sounds and the ends of chunks."""
+    plan = whisper_plan(layers, num_layers)
+    feed_forward, attention = plan.in_block
+    return replace(plan, in_block=(feed_forward, replace(attention, run=_run_segments, faster=AudioAttention)))
 
 
 def key_mask(lengths: Tensor, size: int) -> Tensor:

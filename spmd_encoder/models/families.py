@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 # Qwen2.5-VL's tower, and those that stand on SigLIP so400m, have activations beyond 65504.
 _OVERFLOW_IN_FLOAT16 = frozenset(
-    {"qwen2_5_vl", "siglip", "siglip2", "llava_onevision", "gemma3", "paligemma", "idefics3", "smolvlm"}
+    {"qwen2_5_vl", "qwen2_5_omni", "siglip", "siglip2", "llava_onevision", "gemma3", "paligemma", "idefics3", "smolvlm"}
 )
 
 

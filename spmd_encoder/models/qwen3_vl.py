@@ -38,6 +38,12 @@ def _merger(path: str) -> Split:
     return Split(path=f"{TOWER}.{path}", columns=("linear_fc1",), row="linear_fc2", run=_run_merger)
 
 
+def rows_with_levels(out: Any) -> Sequence[Tensor]:
+    """The rows of each picture, each with its levels behind it, out of what `get_image_features` gives."""
+    levels = getattr(out, "deepstack_features", ())
+    return [torch.cat(parts, dim=-1) for parts in zip(out.pooler_output, *levels, strict=True)]
+
+
 class Qwen3VLAdapter(QwenVLAdapter):
     """`tokens` `[t * h * w / merge**2, out_hidden_size * (1 + levels)]`.
 
@@ -70,8 +76,7 @@ class Qwen3VLAdapter(QwenVLAdapter):
         return int(vision.out_hidden_size) * (1 + _levels(vision))
 
     def rows(self, out: Any) -> Sequence[Tensor]:
-        levels = getattr(out, "deepstack_features", ())
-        return [torch.cat(parts, dim=-1) for parts in zip(out.pooler_output, *levels, strict=True)]
+        return rows_with_levels(out)
 
     @classmethod
     def tiny_checkpoint(cls, out: Path, seed: int) -> None:

@@ -30,7 +30,7 @@ TOWER = "model.visual"
 """Where all of these families' whole models keep the tower."""
 
 
-def _run_attention(attention: nn.Module, hidden: Tensor) -> Tensor:
+def run_attention(attention: nn.Module, hidden: Tensor) -> Tensor:
     """The attention of one block over three segments, two of them of equal length."""
     rows = hidden.shape[0]
     ends = torch.tensor([0, rows // 4, rows // 4 * 2, rows], dtype=torch.int32, device=hidden.device)
@@ -40,7 +40,7 @@ def _run_attention(attention: nn.Module, hidden: Tensor) -> Tensor:
 
 
 ATTENTION = Split(
-    path="attn", columns=("qkv",), parts=3, row="proj", heads="num_heads", run=_run_attention, faster=PackedAttention
+    path="attn", columns=("qkv",), parts=3, row="proj", heads="num_heads", run=run_attention, faster=PackedAttention
 )
 
 
@@ -123,6 +123,8 @@ class QwenVLAdapter(FamilyAdapter):
     films: ClassVar[type[QwenFilms]]
     model_class: ClassVar[type[PreTrainedModel]]
     config_class: ClassVar[type[PreTrainedConfig]]
+    kept: ClassVar[tuple[str, ...]] = (TOWER,)
+    """Paths of all that is read of the checkpoint."""
 
     def __init__(self, model: PreTrainedModel, preprocessor: Preprocessor, device: torch.device) -> None:
         self._model = model
@@ -136,6 +138,11 @@ class QwenVLAdapter(FamilyAdapter):
     @abstractmethod
     def plan(cls, vision: Any) -> TowerPlan:
         """How a tower with this vision configuration is cut."""
+
+    @classmethod
+    def whole_plan(cls, config: Any) -> TowerPlan:
+        """How all that is read is cut."""
+        return cls.plan(config.vision_config)
 
     @classmethod
     @abstractmethod
@@ -159,7 +166,7 @@ class QwenVLAdapter(FamilyAdapter):
                 f"{folder}: preprocessor_config.json makes patches of (patch, merge, temporal) sizes {made}, "
                 f"but config.json asks for {taken}"
             )
-        model = load_tower(cls.model_class, config, folder, TOWER, cls.plan(vision), context)
+        model = load_tower(cls.model_class, config, folder, cls.kept, cls.whole_plan(config), context)
         tower: Any = model.get_submodule(TOWER)
         if context.device.type == "cpu":
             tower.patch_embed = PatchEmbedding(tower.patch_embed, fast=context.fast_linears)

@@ -8,9 +8,12 @@ from types import MappingProxyType
 
 from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import StartupError
-from spmd_encoder.models.families import FAMILIES as FAMILIES
+from spmd_encoder.models import families
+from spmd_encoder.models.audio_families import AUDIO_FAMILIES
 from spmd_encoder.models.families import NOT_SERVED as NOT_SERVED
 from spmd_encoder.models.families import FamilyEntry as FamilyEntry
+
+FAMILIES: tuple[FamilyEntry, ...] = (*families.FAMILIES, *AUDIO_FAMILIES)
 
 _COMMON_PRELOAD = (
     "torch",

@@ -8,6 +8,7 @@ goes the same way: its slices cover everything (views, no copies) and its all-re
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -41,11 +42,11 @@ class Split:
     """One module whose Linears are cut: `columns` keep a slice of their output rows, `row` of its input columns.
 
     `path` is the module's name within its block, "" for the block itself (such a split stands first: its uncut copy is
-    one of the whole block). `heads` is the module's attribute with the number of heads (cuts are then at heads; the
-    attribute is set to this rank's number), None cuts single columns. `parts` equal blocks are stacked in each of
-    `columns` (3 for a fused qkv). `norms` are modules whose `weight` goes over the columns of all heads and is cut with
-    them. `run` feeds a hidden state `[rows, width]` to the module. `faster` makes, of the cut module, one that computes
-    the same and takes its place.
+    one of the whole block). Names may lead through children. `heads` is the module's attribute with the number of heads
+    (cuts are then at heads; the attribute is set to this rank's number), None cuts single columns. `parts` equal blocks
+    are stacked in each of `columns` (3 for a fused qkv). `norms` are modules whose `weight` goes over the columns of
+    all heads and is cut with them. `run` feeds a hidden state `[rows, width]` to the module. `faster` makes, of the cut
+    module, one that computes the same and takes its place.
     """
 
     path: str
@@ -61,12 +62,13 @@ class Split:
 @dataclass(frozen=True, kw_only=True)
 class TowerPlan:
     """How one tower is cut: the ModuleList `blocks` of exactly `num_blocks`, each with all of `in_block`, and
-    `once`, whose paths start at the model."""
+    `once`, whose paths start at the model. `others` are the model's further lists of blocks."""
 
     blocks: str
     num_blocks: int
     in_block: tuple[Split, ...]
     once: tuple[Split, ...] = ()
+    others: tuple[TowerPlan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -204,9 +206,11 @@ def _targets(model: nn.Module, plan: TowerPlan) -> list[tuple[str, Split, bool]]
     if count != plan.num_blocks:
         raise _unexpected(f"{plan.blocks} has {count} blocks instead of {plan.num_blocks}")
     names = [f"{plan.blocks}.{name}" for name, _ in blocks.named_children()]
-    return [
+    in_blocks = [
         (f"{block}.{split.path}".rstrip("."), split, block == names[0]) for block in names for split in plan.in_block
-    ] + [(split.path, split, True) for split in plan.once]
+    ]
+    once = [(split.path, split, True) for split in plan.once]
+    return in_blocks + once + [target for other in plan.others for target in _targets(model, other)]
 
 
 def _check(model: nn.Module, name: str, split: Split, group: dist.ProcessGroup) -> None:
@@ -214,7 +218,7 @@ def _check(model: nn.Module, name: str, split: Split, group: dist.ProcessGroup) 
         module = model.get_submodule(name)
     except AttributeError:
         raise _unexpected(f"it has no {name}") from None
-    linears = [getattr(module, child, None) for child in (*split.columns, split.row)]
+    linears = [_attribute(module, child) for child in (*split.columns, split.row)]
     for child, linear in zip((*split.columns, split.row), linears, strict=True):
         # Exactly Linear: a quantised or wrapped one keeps its weight in another form.
         if type(linear) is not nn.Linear:
@@ -223,7 +227,7 @@ def _check(model: nn.Module, name: str, split: Split, group: dist.ProcessGroup) 
     for child, linear in zip(split.columns, columns, strict=True):
         if linear.out_features != row.in_features * split.parts:
             raise _unexpected(f"{name}.{child} has {linear.out_features} rows for {row.in_features} columns")
-    units = row.in_features if split.heads is None else getattr(module, split.heads, None)
+    units = row.in_features if split.heads is None else _attribute(module, split.heads)
     if not isinstance(units, int) or units <= 0 or row.in_features % units:
         raise _unexpected(f"{name} has {units!r} heads over {row.in_features} columns")
     if units < dist.get_world_size(group):
@@ -234,7 +238,8 @@ def _check(model: nn.Module, name: str, split: Split, group: dist.ProcessGroup) 
 def _cut(module: nn.Module, split: Split, group: dist.ProcessGroup) -> None:
     row = _linear(module, split.row)
     width = row.in_features
-    heads: int = width if split.heads is None else getattr(module, split.heads)
+    heads = width if split.heads is None else _attribute(module, split.heads)
+    assert isinstance(heads, int)  # _check has seen it
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     low, high = bounds(heads, size, rank)
     start, stop = low * (width // heads), high * (width // heads)
@@ -242,15 +247,16 @@ def _cut(module: nn.Module, split: Split, group: dist.ProcessGroup) -> None:
     for name in split.columns:
         whole = _linear(module, name)
         cut_bias = None if whole.bias is None else _rows(whole.bias, ranges)
-        setattr(module, name, ColumnParallelLinear(_rows(whole.weight, ranges), cut_bias))
+        module.set_submodule(name, ColumnParallelLinear(_rows(whole.weight, ranges), cut_bias))
     for name in split.norms:
         norm = module.get_submodule(name)
         norm.weight = nn.Parameter(norm.get_parameter("weight").detach()[start:stop], requires_grad=False)
     bias = row.bias.detach() if row.bias is not None and rank == 0 else None
     weight = row.weight.detach()[:, start:stop].contiguous()
-    setattr(module, split.row, RowParallelLinear(weight, bias, group))
+    module.set_submodule(split.row, RowParallelLinear(weight, bias, group))
     if split.heads is not None:
-        setattr(module, split.heads, high - low)
+        owner, _, name = split.heads.rpartition(".")
+        setattr(module.get_submodule(owner), name, high - low)
 
 
 def _rows(tensor: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
@@ -263,6 +269,14 @@ def _rows(tensor: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
             merged.append((low, high))
     pieces = [tensor.detach()[low:high] for low, high in merged]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _attribute(module: nn.Module, name: str) -> object:
+    """What `module` has under a name that may lead through its children; None where it has nothing."""
+    try:
+        return operator.attrgetter(name)(module)
+    except AttributeError:
+        return None
 
 
 def _linear(module: nn.Module, name: str) -> nn.Linear:

@@ -25,6 +25,8 @@ def write_random(cls: type[PreTrainedModel], config: PreTrainedConfig, processor
     stream = np.random.PCG64(seed)
     with torch.no_grad():
         for name, tensor in sorted(model.state_dict().items()):
+            if not tensor.is_floating_point():  # an index that the model computes, or a count
+                continue
             raw = np.asarray(stream.random_raw(tensor.numel()), dtype=np.uint64)
             unit = (raw >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)
             offset, scale = _range(name, tensor.shape)

@@ -107,7 +107,7 @@ class VisionLanguageAdapter(FamilyAdapter):
         preprocessor = cls.load_preprocessor(folder)
         config: Any = from_folder(cls.config_class, folder)
         width = int(config.text_config.hidden_size)
-        config.text_config = _stand_in(config.text_config)
+        config.text_config = stand_in(config.text_config)
         model: Any = load_tower(cls.model_class, config, folder, cls.kept, cls.plan(config), context)
         use_packed_attention(model.get_submodule(cls.kept[0]))
         return cls(model, preprocessor, width, context.device)
@@ -142,7 +142,7 @@ class VisionLanguageAdapter(FamilyAdapter):
         return rows
 
 
-def _stand_in(text: Any) -> PreTrainedConfig:
+def stand_in(text: Any) -> PreTrainedConfig:
     """A language model of the same width that costs nothing to build, of whichever family the real one is.
 
     The towers' code looks at no more of it than its width and its norm's epsilon.

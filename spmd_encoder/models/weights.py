@@ -107,7 +107,9 @@ def load_whole(
         # Names and renames do not depend on the dtype, which only the files can tell.
         model = _on_meta(cls, config, fallback_dtype)
         picked = _pick(model, folder, shards, kept, files)
-        stored = {_FLOATS.get(tensor.get_dtype()) for tensor in picked.slices.values()}
+        own = model.state_dict()
+        floats = [piece for key, piece in picked.slices.items() if own[picked.names[key]].is_floating_point()]
+        stored = {_FLOATS.get(piece.get_dtype()) for piece in floats}
         if None in stored:
             raise StartupError(f"{folder}: the encoder's weights are quantised, which is not supported here")
         if len(stored) == 1 and (dtype := stored.pop()) is not None and dtype != fallback_dtype:

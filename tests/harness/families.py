@@ -89,6 +89,7 @@ REFERENCES: dict[str, tuple[str, Reference]] = {
     "siglip": ("SiglipModel", _siglip),
     "siglip2": ("Siglip2Model", _siglip2),
     "dinov2": ("Dinov2Model", _dinov2),
+    "qwen2_5_omni": ("Qwen2_5OmniThinkerForConditionalGeneration", _qwen),
 }
 
 SAME_TOWER = {

@@ -33,4 +33,5 @@ FILM_REFERENCES: dict[str, FilmReference] = {
     "qwen3_vl_moe": _qwen_deepstack,
     "qwen3_5": _qwen,
     "qwen3_5_moe": _qwen,
+    "qwen2_5_omni": _qwen,
 }

@@ -53,9 +53,17 @@ def _qwen2_audio(model: Any, extractor: Any, sound: Sound) -> tuple[Tensor, Tens
     return caught[0][0, 1 : 1 + count], None
 
 
+def _omni(model: Any, extractor: Any, sound: Sound) -> tuple[Tensor, Tensor | None]:
+    """As Qwen2.5-Omni's whole processor calls its extractor: padded to the most that the model takes."""
+    made = _features(extractor, sound, padding="max_length")
+    rows = model.get_audio_features(made["input_features"], made["attention_mask"]).last_hidden_state
+    return rows, None
+
+
 SOUNDS: dict[str, tuple[str, str, SoundReference]] = {
     "whisper": ("WhisperModel", "WhisperFeatureExtractor", _whisper),
     "qwen2_audio": ("Qwen2AudioForConditionalGeneration", "WhisperFeatureExtractor", _qwen2_audio),
+    "qwen2_5_omni": ("Qwen2_5OmniThinkerForConditionalGeneration", "WhisperFeatureExtractor", _omni),
 }
 """Family to (class of the whole model, of its feature extractor, how it is asked)."""
 
