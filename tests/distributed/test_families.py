@@ -1,4 +1,4 @@
-"""Families, served over HTTP by worlds of several shapes, gives transformers' numbers for each of its outputs.
+"""Families, served over HTTP by worlds of several shapes, give transformers' numbers for each of their outputs.
 
 `test_worlds.py` has more of each shape for one family, `test_tp_equality.py` more sizes of TP for each family.
 """
