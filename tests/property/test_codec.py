@@ -52,6 +52,10 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
         if len(args) == 2 and args[1] is Ellipsis:
             return st.lists(strategy(args[0]), max_size=3).map(tuple)
         return st.tuples(*[strategy(arg) for arg in args])
+    if origin is typing.Literal:
+        return st.sampled_from(args)
+    if origin is list:
+        return st.lists(strategy(args[0]), max_size=3)
     if origin is dict:
         return st.dictionaries(strategy(args[0]), strategy(args[1]), max_size=3)
     if isinstance(hint, type) and issubclass(hint, Enum):
