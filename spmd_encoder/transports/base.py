@@ -9,7 +9,7 @@ from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 
-from spmd_encoder.api.types import Embedding, ItemOutcome, Modality
+from spmd_encoder.api.types import Detail, Embedding, ItemOutcome, Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
 
 Buffer = bytes | memoryview
@@ -23,8 +23,8 @@ class ParcelHeader:
     """What a receiver must know of a part of its request before it can use the rows.
 
     `part_id` is the receiver's own name of the part, which is number `part_idx` of `num_parts`. `grids` has an entry
-    per item, (t, h, w) in patches, in the order of the rows. `rows` and `dim` are the shape of all items' rows
-    together, `dtype` is torch's name of it.
+    per item, (t, h, w) in patches, in the order of the rows, and so has `details`, which are those of `Embedding`.
+    `rows` and `dim` are the shape of all items' rows together, `dtype` is torch's name of it.
     """
 
     part_id: str
@@ -32,6 +32,7 @@ class ParcelHeader:
     part_idx: int
     modality: Modality
     grids: tuple[tuple[int, int, int], ...] = ()
+    details: tuple[dict[str, Detail], ...] = ()
     dtype: str = ""
     rows: int = 0
     dim: int = 0

@@ -3,7 +3,8 @@
 Frame 0 is a pickle, since SGLang's receivers read nothing else. It is written opcode by opcode (protocol 2, as
 `pickletools` documents them): no object is ever pickled, neither sglang nor torch is imported, and nothing here can
 read a pickle. What the receiver builds from it is one object of its own class with these attributes and no other
-code run: class, `dtype` and `modality` are names that its allow-list knows.
+code run: class, `dtype`, `modality` and `torch.LongTensor`, which holds the lengths of sounds, are names that its
+allow-list knows.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from spmd_encoder.api.types import Modality
-from spmd_encoder.transports.base import Buffer, Parcel
+from spmd_encoder.transports.base import Buffer, Parcel, ParcelHeader
 
-Plain = None | bool | int | str | Sequence["Plain"]
+Plain = None | bool | int | float | str | Sequence["Plain"]
+
+# What models tell of items, by which a receiver lays out its prompt; `Embedding.details` has the names.
+_LENGTH, _TIMES, _SECONDS_PER_LAYER = "audio_feature_length", "timestamps", "second_per_grid_ts"
 
 # The name under which both old and new receivers let `Modality` in.
 _MODALITY = b"csglang.srt.managers.schedule_batch\nModality\n"
@@ -59,7 +63,7 @@ class SglangFraming:
             ("req_id", _value(header.part_id)),
             ("num_parts", _value(header.num_parts)),
             ("part_idx", _value(header.part_idx)),
-            ("grid_dim", _value(header.grids if error is None else None)),
+            ("grid_dim", _grids(header) if error is None else _NONE),
             ("modality", modality),
             ("embedding", _NONE),
             ("send_time", _NONE),
@@ -68,12 +72,28 @@ class SglangFraming:
             ("_mr_ptr", _NONE),
             ("error_msg", _value(None if error is None else error.message)),
             ("error_code", _value(None if error is None else error.status)),
-            ("video_timestamps", _NONE),
-            ("second_per_grid_ts", _NONE),
+            ("video_timestamps", _of_films(header, _TIMES)),
+            ("second_per_grid_ts", _of_films(header, _SECONDS_PER_LAYER)),
         ]
         items = b"".join(_value(name) + value for name, value in attributes)
         empty = self._class + _EMPTY_TUPLE + _NEWOBJ
         return _PROTO + empty + _EMPTY_DICT + _MARK + items + _SETITEMS + _BUILD + _STOP
+
+
+def _grids(header: ParcelHeader) -> bytes:
+    """`[items, 3]` as a list; of sounds a tensor `[items]` of lengths in frames of features."""
+    if header.modality is not Modality.AUDIO:
+        return _value(header.grids)
+    # A sound whose model does not tell has its number of rows, which stands in its grid.
+    lengths = [details.get(_LENGTH, grid[-1]) for details, grid in zip(header.details, header.grids, strict=True)]
+    return _global("torch", "LongTensor") + _value(lengths) + _TUPLE1 + _REDUCE
+
+
+def _of_films(header: ParcelHeader, name: str) -> bytes:
+    """A list with each film's value, where the model tells it of all."""
+    told = [details[name] for details in header.details if name in details]
+    is_told = header.modality is Modality.VIDEO and told and len(told) == len(header.grids)
+    return _value(told if is_told else None)
 
 
 def _torch_dtype(name: str) -> bytes:
@@ -98,6 +118,8 @@ def _value(value: Plain) -> bytes:
                 return b"J" + struct.pack("<i", value)
             raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
             return b"\x8a" + bytes([len(raw)]) + raw
+        case float():
+            return b"G" + struct.pack(">d", value)
         case str():
             raw = value.encode("utf-8", errors="replace")
             return b"X" + struct.pack("<I", len(raw)) + raw

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -39,24 +40,39 @@ class EmbeddingData:
 
 CURRENT = "sglang.srt.disaggregation.encoder.receiver"
 OLDER = "sglang.srt.disaggregation.encode_receiver"
-ALLOWED = {
+
+
+@dataclass(frozen=True)
+class LongTensor:
+    """Stands in for torch's, made of a list."""
+
+    values: list[int]
+
+
+ALLOWED: dict[tuple[str, str], Any] = {
     (CURRENT, "EmbeddingData"): EmbeddingData,
     (OLDER, "EmbeddingData"): EmbeddingData,
     ("sglang.srt.managers.schedule_batch", "Modality"): Modality,
     ("sglang.srt.multimodal.modality", "Modality"): Modality,
+    ("torch", "LongTensor"): LongTensor,
     **{("torch", name): name for name in ("float32", "float16", "bfloat16")},
 }
 
 
 class _Unpickler(pickle.Unpickler):
+    allowed = ALLOWED
+
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in ALLOWED:
+        if (module, name) not in self.allowed:
             raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
-        return ALLOWED[module, name]
+        return self.allowed[module, name]
 
 
-def read_head(frame: bytes) -> EmbeddingData:
-    found = _Unpickler(io.BytesIO(frame)).load()
+def read_head(frame: bytes, real: Mapping[tuple[str, str], Any] = MappingProxyType({})) -> EmbeddingData:
+    """`real` has classes to be taken instead of what stands in for them."""
+    unpickler = _Unpickler(io.BytesIO(frame))
+    unpickler.allowed = {**ALLOWED, **real}
+    found = unpickler.load()
     assert isinstance(found, EmbeddingData)
     return found
 

@@ -13,9 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from spmd_encoder.api.types import Embedding, MediaItem, OutputKind
+from spmd_encoder.api.types import Detail, Embedding, ItemOptions, MediaItem, OutputKind
+from spmd_encoder.media.frames import pack
 from tests.harness.fake_service import picture, picture_file
-from tests.harness.sglang_receiver import Receiver
+from tests.harness.media import tone, wav
+from tests.harness.sglang_receiver import LongTensor, Receiver
 from tests.harness.sglang_server import Served, config, ok, refused, rows_of, serving
 
 pytestmark = pytest.mark.timeout(60)
@@ -106,9 +108,58 @@ async def test_one_bad_item_fails_the_part_before_work(served: Served) -> None:
     assert not served.service.seen
 
 
+def sound_rows(item: MediaItem) -> Embedding:
+    frames = round(100 * item.seconds)
+    details: dict[str, Detail] = {"audio_feature_length": frames}
+    return replace(rows_of(replace(item, width=frames // 4)), details=details, grid=None)
+
+
+async def test_sounds_come_with_their_lengths_as_a_tensor(served: Served, tmp_path: Path) -> None:
+    served.service.answer = sound_rows
+    sounds = [wav(tone(count, 16_000), 16_000) for count in (1600, 4800)]
+    items = [base64.b64encode(data).decode() for data in sounds]
+    with Receiver() as receiver:
+        call = served.later(served.encode("a", items[0], {"url": items[1]}, modality="AUDIO"))
+        ok(await served.register(receiver, "a"))
+        message = await receiver.message()
+        ok(await call)
+    assert message.head.modality.name == "AUDIO"
+    assert message.head.grid_dim == LongTensor([10, 30])
+    assert message.head.shape == [2 + 7, 2]
+    assert vars(message.head)["video_timestamps"] is None
+    assert [item.seconds for item in served.service.seen[0].items] == [0.1, 0.3]
+
+
+def film_rows(item: MediaItem) -> Embedding:
+    details: dict[str, Detail] = {"timestamps": [0.25, item.options.fps or 0.0], "second_per_grid_ts": 0.5}
+    return replace(rows_of(replace(item, width=3)), details=details, grid=(2, 2, 3))
+
+
+async def test_films_come_with_grids_times_and_options(served: Served) -> None:
+    served.service.answer = film_rows
+    clip = base64.b64encode(pack([picture_file(3), picture_file(3)], 1.0)).decode()
+    film = {"url": clip, "fps": 4, "max_frames": 8, "max_tokens_per_frame": 5}
+    with Receiver() as receiver:
+        call = served.later(served.encode("v", clip, film, modality="video"))
+        ok(await served.register(receiver, "v"))
+        head = (await receiver.message()).head
+        ok(await call)
+    assert head.modality.name == "VIDEO"
+    assert head.grid_dim == [[2, 2, 3], [2, 2, 3]]
+    assert vars(head)["video_timestamps"] == [[0.25, 0.0], [0.25, 4.0]]
+    assert vars(head)["second_per_grid_ts"] == [0.5, 0.5]
+    assert served.service.seen[0].items[1].options == ItemOptions(fps=4, max_frames=8)
+
+
+@pytest.mark.parametrize("option", [{"fps": -1}, {"fps": "2"}, {"max_frames": 0}, {"max_frames": 1.5}])
+async def test_options_out_of_range(served: Served, option: dict[str, Any]) -> None:
+    clip = base64.b64encode(pack([picture_file(3)], 1.0)).decode()
+    refused(await sent(served, {"url": clip, **option}, modality="VIDEO"), 400, "mm_items[0]", "fps", "max_frames")
+
+
 @pytest.mark.parametrize("modality", ["VIDEO", "audio"])
-async def test_other_modalities(served: Served, modality: str) -> None:
-    refused(await sent(served, modality=modality), 400, modality.upper(), "not served", "IMAGE")
+async def test_a_picture_is_no_film_and_no_sound(served: Served, modality: str) -> None:
+    refused(await sent(served, modality=modality), 400, "mm_items[0]")
     with Receiver() as receiver:
         served.later(served.encode("v", modality=modality))
         while served.front_end.shared.dialect.num_parts < 2:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import pickletools
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_encoder.api.types import Modality
+from spmd_encoder.api.types import Detail, Modality
 from spmd_encoder.transports.base import Parcel, ParcelError, ParcelHeader
 from spmd_encoder.transports.sglang_frames import ClassPath, SglangFraming
-from tests.harness.sglang_receiver import CURRENT, OLDER, read_head
+from tests.harness.sglang_receiver import CURRENT, OLDER, LongTensor, read_head
 from tests.harness.sglang_receiver import Modality as TheirModality
 
 FRAMING = SglangFraming(ClassPath(CURRENT, "EmbeddingData"))
@@ -28,6 +30,12 @@ HEADER = ParcelHeader(
     dim=2,
 )
 ROWS = bytes(range(24))
+SOUNDS = replace(
+    HEADER,
+    modality=Modality.AUDIO,
+    grids=((1, 1, 2), (1, 1, 3000)),
+    details=({"audio_feature_length": 100}, {}),
+)
 # Written down when SGLang 0.5.23's own receiver read it; a change of a byte must be meant.
 GOLDEN = bytes.fromhex(
     "80026373676c616e672e7372742e6469736167677265676174696f6e2e656e636f6465722e72656365697665720a456d62656464696e"
@@ -91,6 +99,29 @@ def test_what_the_receiver_builds() -> None:
     assert (failed.dtype, failed.shape, failed.grid_dim) == (None, None, None)
 
 
+def test_golden_bytes_of_sounds() -> None:
+    lengths = [f"4a{length.to_bytes(4, 'little').hex()}" for length in (100, 3000)]
+    tensor = "63746f7263680a4c6f6e6754656e736f720a" + "5d28" + "".join(lengths) + "65" + "85" + "52"
+    head = bytes(FRAMING(Parcel(header=SOUNDS, chunks=(ROWS,)))[0])
+    image, audio = "4a01000000" + "8552", "4a03000000" + "8552"
+    grids = "5d28" + "5d284a010000004a040000004a0600000065" + "65"
+    assert head.hex() == GOLDEN.hex().replace(grids, tensor).replace(image, audio)
+
+
+def test_the_lengths_of_sounds_are_torchs_tensor() -> None:
+    head = FRAMING(Parcel(header=SOUNDS, chunks=(ROWS,)))[0]
+    lengths = read_head(bytes(head), {("torch", "LongTensor"): torch.LongTensor}).grid_dim
+    assert lengths.dtype == torch.int64
+    assert lengths.flatten().tolist() == [100, 3000]
+
+
+def test_times_of_films() -> None:
+    details: dict[str, Detail] = {"timestamps": [0.5, 1.25], "second_per_grid_ts": 0.5, "num_frames": 4}
+    header = replace(HEADER, modality=Modality.VIDEO, grids=((2, 4, 6),), details=(details,))
+    head = vars(read_head(bytes(FRAMING(Parcel(header=header, chunks=(ROWS,)))[0])))
+    assert (head["video_timestamps"], head["second_per_grid_ts"]) == ([[0.5, 1.25]], [0.5])
+
+
 def test_rows_of_several_items_are_one_frame_in_order() -> None:
     _, rows = FRAMING(Parcel(header=HEADER, chunks=(ROWS[:8], memoryview(ROWS)[8:20], ROWS[20:])))
     assert bytes(rows) == ROWS
@@ -135,13 +166,17 @@ def test_any_plain_values_come_back(
         part_idx=part_idx,
         modality=modality,
         grids=tuple(grids),
+        details=tuple({"audio_feature_length": t, "timestamps": [h / 4]} for t, h, _ in grids),
         dtype="float32",
         rows=rows,
         dim=3,
     )
     good = read_head(bytes(FRAMING(Parcel(header=header, chunks=(b"",)))[0]))
     assert (good.req_id, good.part_idx, good.shape) == (part_id, part_idx, [rows, 3])
-    assert good.grid_dim == [list(grid) for grid in grids]
+    is_sound = modality is Modality.AUDIO
+    assert good.grid_dim == (LongTensor([t for t, _, _ in grids]) if is_sound else [list(grid) for grid in grids])
+    is_told = modality is Modality.VIDEO and grids
+    assert vars(good)["video_timestamps"] == ([[h / 4] for _, h, _ in grids] if is_told else None)
     assert good.modality.name == modality.name
     bad = read_head(bytes(FRAMING(Parcel(header=header, error=ParcelError(status=status, message=message)))[0]))
     assert (bad.error_code, bad.error_msg) == (status, message)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 
 from spmd_encoder.api.types import NO_OPTIONS, ItemOptions, Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import ItemLimits, SourceItem, parse_item, read_item
 from spmd_encoder.frontends.digests import held_item
+from spmd_encoder.frontends.sampling import DEFAULT_FPS, Fps, MaxFrames
 from spmd_encoder.media.data_uri import parse_data_uri
 from spmd_encoder.media.fetch import is_remote
 from spmd_encoder.media.frames import pack
-
-MIN_FPS, MAX_FPS = 0.001, 1000
-DEFAULT_FPS = 2.0
-"""Of a list of frames whose rate is not said."""
-MAX_FRAMES = 2**16
-Fps = Annotated[float, msgspec.Meta(ge=MIN_FPS, le=MAX_FPS)]
-MaxFrames = Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAMES)]
 
 _ONE_OF = "an item has one of `image`, `audio` and `video`, or a `digest`"
 _SAMPLING = "`fps` and `max_frames` say how a `video` is sampled"

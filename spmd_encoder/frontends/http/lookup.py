@@ -16,11 +16,11 @@ from spmd_encoder.frontends.http.backend import Backend
 from spmd_encoder.frontends.http.call import Call, respond
 from spmd_encoder.frontends.http.content import BodyKind, body_kind
 from spmd_encoder.frontends.http.decode import decode_json
-from spmd_encoder.frontends.http.items import Fps, MaxFrames
 from spmd_encoder.frontends.http.openapi import LOOKUP_REPLIES, LOOKUP_REQUEST
 from spmd_encoder.frontends.http.options import check_no_query
 from spmd_encoder.frontends.http.readers import read_json
 from spmd_encoder.frontends.http.render import Rendered, json_rendered
+from spmd_encoder.frontends.sampling import Fps, MaxFrames
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

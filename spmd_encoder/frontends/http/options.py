@@ -15,7 +15,7 @@ from spmd_encoder.frontends.base import check_request_id
 from spmd_encoder.frontends.destinations import Destination, Elsewhere, Inline
 from spmd_encoder.frontends.http.deadline import DeadlineMs
 from spmd_encoder.frontends.http.decode import convert, decode_json, shortened
-from spmd_encoder.frontends.http.items import Fps, MaxFrames
+from spmd_encoder.frontends.sampling import Fps, MaxFrames
 
 Encoding = Literal["base64", "float"]
 

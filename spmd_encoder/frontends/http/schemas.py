@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from spmd_encoder.frontends.digests import DIGEST_PATTERN, MAX_DIGESTS
 from spmd_encoder.frontends.http.deadline import MAX_DEADLINE_MS
 from spmd_encoder.frontends.http.errors import STATUS
-from spmd_encoder.frontends.http.items import DEFAULT_FPS, MAX_FPS, MAX_FRAMES, MIN_FPS
+from spmd_encoder.frontends.sampling import DEFAULT_FPS, MAX_FPS, MAX_FRAMES, MIN_FPS
 
 Picture = Annotated[
     str,

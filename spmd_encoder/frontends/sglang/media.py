@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from spmd_encoder.api.types import Modality
+from spmd_encoder.api.types import NO_OPTIONS, ItemOptions, Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import ItemLimits, ParsedItem, RemoteItem, SourceItem, check_count, parse_item
+from spmd_encoder.frontends.sampling import sampling_of
 from spmd_encoder.media.fetch import is_remote
 
 _MAX_DEPTH = 8
@@ -35,21 +36,19 @@ def read_modality(text: str) -> Modality:
         return Modality(text.lower())
     except ValueError:
         raise EncoderError(
-            ErrorCode.INVALID_REQUEST, "unsupported modality; IMAGE is served here", param="modality"
+            ErrorCode.INVALID_REQUEST, "unsupported modality; IMAGE, VIDEO and AUDIO are known", param="modality"
         ) from None
 
 
 def read_items(given: object, modality: Modality, *, max_items: int, limits: ItemLimits) -> list[Wanted]:
-    """All leaves of `mm_items`, in order. Not for an event loop. Options other than `url` and `content_hash` say how to
-    preprocess, which is the checkpoint's matter here as it is with SGLang for the families that are served.
+    """All leaves of `mm_items`, in order. Not for an event loop.
 
-    Raises `EncoderError` where the modality is not served, there are no items or too many, or one is of no known form;
-    an item's own fault is its value.
+    Options are `url`, `content_hash` and, of films, `fps` and `max_frames`. Others say how to preprocess, which is the
+    checkpoint's matter here as it is with SGLang for the families that are served.
+
+    Raises `EncoderError` where there are no items or too many, or one is of no known form; an item's own fault is its
+    value.
     """
-    if modality is not Modality.IMAGE:
-        raise EncoderError(
-            ErrorCode.MEDIA_UNSUPPORTED, f"{modality.name} is not served by this version; IMAGE is", param="modality"
-        )
     leaves = list(_leaves(given, max_items))
     check_count(len(leaves), max_items, param="mm_items")
     return [_read(leaf, modality, limits, index) for index, leaf in enumerate(leaves)]
@@ -81,26 +80,35 @@ def _leaves(given: object, max_items: int, depth: int = 0) -> Iterator[object]:
 
 def _read(leaf: object, modality: Modality, limits: ItemLimits, index: int) -> Wanted:
     name = item_name(index)
-    digest = None
+    digest, options = None, NO_OPTIONS
     if isinstance(leaf, dict):
         digest = _content_hash(leaf.get("content_hash"), name)
+        if modality is Modality.VIDEO:
+            options = _sampling(leaf, name)
         leaf = leaf.get("url")
     if not isinstance(leaf, str) or not leaf:
         raise EncoderError(
             ErrorCode.INVALID_REQUEST, "an item is a string, or an object with a string `url`", param=name
         )
-    return Wanted(_source(leaf, modality, limits, name), digest)
+    return Wanted(_source(leaf, modality, options, limits, name), digest)
 
 
-def _source(text: str, modality: Modality, limits: ItemLimits, name: str) -> SourceItem:
+def _sampling(leaf: dict[str, object], name: str) -> ItemOptions:
+    try:
+        return sampling_of(leaf.get("fps"), leaf.get("max_frames"))
+    except EncoderError as error:
+        raise error.at(name) from None
+
+
+def _source(text: str, modality: Modality, options: ItemOptions, limits: ItemLimits, name: str) -> SourceItem:
     if is_remote(text) or text[:5].lower() == "data:":
-        return parse_item(modality, text, limits, name)
+        return parse_item(modality, text, limits, name, options)
     # Base64 has no full stop, and that of a JPEG begins with a slash: what has both is a path.
     if len(text) <= _MAX_PATH_CHARS and "." in text:
         if not text.startswith("/"):
             return EncoderError(ErrorCode.INVALID_REQUEST, "a file's path must be absolute", param=name)
-        return RemoteItem(modality, "file://" + quote(text, errors="surrogateescape"))
-    return parse_item(modality, "data:;base64," + text, limits, name)
+        return RemoteItem(modality, "file://" + quote(text, errors="surrogateescape"), options)
+    return parse_item(modality, "data:;base64," + text, limits, name, options)
 
 
 def _content_hash(given: object, name: str) -> str | None:

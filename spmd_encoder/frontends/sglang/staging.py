@@ -28,6 +28,7 @@ def parcel_of(header: ParcelHeader, outcomes: Sequence[ItemOutcome]) -> Parcel:
     filled = replace(
         header,
         grids=tuple(embedding.grid or (1, 1, embedding.shape[0]) for embedding in embeddings),
+        details=tuple(embedding.details for embedding in embeddings),
         dtype=dtype,
         rows=rows,
         dim=dim,
