@@ -121,7 +121,7 @@ def test_what_is_late_never_begins_its_forward(slow_world: World) -> None:
         assert slow.result().status_code == 200
     assert world.post([noise_png(700, 84, 84)]).status_code == 200
     world.wait_for("the heartbeat", lambda: counted(world, "batch_items") >= before[0] + 2)
-    assert counted(world, "dropped") == before[1] + 3
+    assert 2 <= counted(world, "dropped") - before[1] <= 3, "the replica had room for two of them"
     probes = 2  # an idle replica encodes one now and then
     assert counted(world, "batch_items") <= before[0] + 2 + probes
 
