@@ -103,7 +103,7 @@ def build_item(modality: Modality, data: bytes, limits: ItemLimits, options: Ite
     if not data:
         raise EncoderError(ErrorCode.INVALID_REQUEST, "the item is empty: it has no bytes")
     check_size(len(data), limits.max_bytes)
-    header = media_kind(modality).probe(data, limits.max_pixels)
+    header = media_kind(modality).probe(data, None if modality is Modality.AUDIO else limits.max_pixels)
     limits.check(modality, header)
     return MediaItem(
         modality=modality,

@@ -17,6 +17,7 @@ from spmd_encoder.media.base import Buffer, Film, FilmInfo, FilmLimits, Header
 from spmd_encoder.media.container import FILM_FORMATS, read_facts
 from spmd_encoder.media.film_limits import check_bytes, check_chosen, check_pixels, check_seconds
 from spmd_encoder.media.frames import MAX_FILES, Clip, is_packed, unpack
+from spmd_encoder.media.pixels import Background
 
 CLIP = "FRAMES"
 """What `Header.format` is for a list of pictures."""
@@ -43,20 +44,26 @@ def probe(data: Buffer, max_pixels: int | None = None) -> Header:
     return Header(facts.format, facts.width, facts.height, facts.seconds)
 
 
-def decode(data: Buffer, choose: Callable[[FilmInfo], Sequence[int]], limits: FilmLimits) -> Film:
+def decode(
+    data: Buffer,
+    choose: Callable[[FilmInfo], Sequence[int]],
+    limits: FilmLimits,
+    background: Background = "white",
+) -> Film:
     """The frames that `choose` picks, by ascending index, of an ideal film of constant rate.
 
     That film has `FilmInfo.num_frames` frames, as many as are in the file, and its frame i is what is shown at
     `i / fps`; `Film.times` are the times of what was shown. Equal indices, and those that show the same frame of a film
     with a changing rate, share one array. Frames that cannot be decoded whole are left out, also from `indices`; so a
     film that was cut gives those that are there. Pictures of a list are all wanted: a broken one fails it.
+    What is transparent in them is laid on `background`.
 
     Raises `EncoderError`: MEDIA_UNSUPPORTED, also where PyAV is not installed or there is only sound; TOO_LARGE
     beyond `limits`; MEDIA_CORRUPT where no chosen frame can be decoded, or pictures of a list have several sizes.
     What `choose` raises is passed on; ValueError where its indices do not ascend within the film.
     """
     if is_packed(data):
-        return _decode_clip(unpack(data, min(limits.max_walked, MAX_FILES)), choose, limits)
+        return _decode_clip(unpack(data, min(limits.max_walked, MAX_FILES)), choose, limits, background)
     facts = read_facts(data, "film", FILM_FORMATS)
     check_pixels(facts.width, facts.height, limits.max_pixels)
     try:
@@ -66,9 +73,11 @@ def decode(data: Buffer, choose: Callable[[FilmInfo], Sequence[int]], limits: Fi
     return av_video.decode(data, facts, choose, limits)
 
 
-def _decode_clip(clip: Clip, choose: Callable[[FilmInfo], Sequence[int]], limits: FilmLimits) -> Film:
+def _decode_clip(
+    clip: Clip, choose: Callable[[FilmInfo], Sequence[int]], limits: FilmLimits, background: Background
+) -> Film:
     check_seconds(clip.seconds, limits)
-    first = _picture(clip, 0, limits)
+    first = _picture(clip, 0, limits, background)
     height, width, _ = first.shape
     info = FilmInfo(num_frames=len(clip.files), fps=clip.fps, seconds=clip.seconds, width=width, height=height)
     indices = [int(index) for index in choose(info)]
@@ -78,7 +87,7 @@ def _decode_clip(clip: Clip, choose: Callable[[FilmInfo], Sequence[int]], limits
     for index in indices:
         if index in pictures:
             continue
-        pictures[index] = _picture(clip, index, limits)
+        pictures[index] = _picture(clip, index, limits, background)
         if pictures[index].shape != first.shape:
             other_height, other_width, _ = pictures[index].shape
             raise EncoderError(
@@ -94,9 +103,9 @@ def _decode_clip(clip: Clip, choose: Callable[[FilmInfo], Sequence[int]], limits
     )
 
 
-def _picture(clip: Clip, index: int, limits: FilmLimits) -> npt.NDArray[np.uint8]:
+def _picture(clip: Clip, index: int, limits: FilmLimits, background: Background) -> npt.NDArray[np.uint8]:
     try:
-        return np.array(image.decode(clip.files[index], limits.max_pixels))
+        return np.array(image.decode(clip.files[index], limits.max_pixels, background))
     except EncoderError as error:
         raise _of_frame(index, error) from None
 

@@ -113,7 +113,9 @@ class Preparer:
                 return preprocessor.preprocess_audio(audio.decode(media, preprocessor.sampling_rate, self._max_seconds))
             case Modality.VIDEO:
                 choose = partial(preprocessor.choose_frames, options=request.options)
-                film = video.decode(media, _all_frames if is_packed(media) else choose, self._film_limits)
+                film = video.decode(
+                    media, _all_frames if is_packed(media) else choose, self._film_limits, self._background
+                )
                 return preprocessor.preprocess_video(film)
 
 

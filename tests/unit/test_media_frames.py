@@ -85,6 +85,14 @@ def test_a_clip_is_a_film() -> None:
     assert got.frames[0].shape == (30, 40, 3) and got.frames[0].flags.writeable
 
 
+def test_transparent_frames_are_laid_on_what_the_server_says() -> None:
+    out = io.BytesIO()
+    Image.new("RGBA", (8, 8), (10, 20, 30, 0)).save(out, "PNG")
+    data = pack([out.getvalue()], 2.0)
+    for background, value in (("white", 255), ("black", 0), ("drop", 10)):
+        assert decode(data, lambda info: (0,), LIMITS, background).frames[0][0, 0, 0] == value  # type: ignore[arg-type]
+
+
 def test_sizes_are_compared_upright() -> None:
     turned = png(5, (30, 40), "JPEG", turn=6)
     decode(pack([png(1), turned], 2.0), lambda info: (0, 1), LIMITS)
