@@ -10,14 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from spmd_encoder import __version__
 from spmd_encoder.config import env_name, flag_fields, flag_name, flags_table
 from spmd_encoder.errors import ErrorCode
 from spmd_encoder.frontends.http.errors import STATUS
-from spmd_encoder.models.registry import supported_model_types
+from spmd_encoder.models.catalogue import TESTED_WITH
 from spmd_encoder.sglang_flags import FLAGS as SGLANG_FLAGS
-from tests.harness.readme import README, ROOT, SGLANG, generated, generated_sglang, tree
+from tests.harness.readme import (
+    MODELS,
+    README,
+    ROOT,
+    SGLANG,
+    generated,
+    generated_models,
+    generated_sglang,
+    tree,
+)
 from tests.harness.world import World, noise_png, off_by, vector
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "launch").glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -53,6 +63,16 @@ def test_the_generated_parts_of_the_readme_are_current() -> None:
 def test_the_tables_of_sglangs_flags_are_current() -> None:
     text = SGLANG.read_text()
     assert text == generated_sglang(text), "run `make readme`"
+
+
+def test_the_tables_of_models_are_current() -> None:
+    text = MODELS.read_text()
+    assert text == generated_models(text), "run `make readme`"
+
+
+def test_the_tables_of_models_name_the_transformers_that_they_were_tested_with() -> None:
+    assert transformers.__version__.startswith(f"{TESTED_WITH}.")
+    assert f"transformers {TESTED_WITH} by the tests" in MODELS.read_text()
 
 
 def test_the_tree_has_a_line_per_file_that_says_something() -> None:
@@ -101,14 +121,12 @@ def test_files_that_are_named_exist(path: Path) -> None:
         assert (ROOT / name).exists() or (ROOT / "spmd_encoder" / name).exists(), name
 
 
-def test_the_readme_names_every_error_model_and_exit_code() -> None:
+def test_the_readme_names_every_error_and_exit_code() -> None:
     text = README.read_text()
     for code in ErrorCode:
         if code is not ErrorCode.CANCELLED:  # nobody is there to read it
             row = next(line for line in text.splitlines() if line.startswith("|") and f"`{code.value}`" in line)
             assert row.startswith(f"| {STATUS[code]} ")
-    for model_type in supported_model_types():
-        assert f"`{model_type}`" in text
     for code in range(6):
         assert re.search(rf"^\| {code} \| ", text, re.MULTILINE)
 

@@ -1,0 +1,213 @@
+"""What docs/models.md tells of each family, beside what the registry and the adapters say: plain data, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TESTED_WITH = "5.24"
+"""The release of transformers whose numbers the tests hold every family to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyFacts:
+    """One line of the table. `families` are names of the registry's, alike in all that is told here.
+
+    `rows` is how many rows of the token-level output an item has, `width` the values of each, as fields of
+    `config.json` where they are there. `pooled` is the one vector of an item, "" where there is none. `cut` are the
+    parts that tensor parallelism cuts, `whole` those that every rank holds whole beside embeddings and norms.
+    `batch` is how items of one forward lie beside each other.
+    """
+
+    name: str
+    families: tuple[str, ...]
+    rows: str
+    width: str
+    pooled: str = ""
+    cut: str = "layers"
+    whole: str = ""
+    batch: str
+
+
+_PACKED = "packed without padding"
+_STACKED = "one stack: all have one size"
+_TILES = "one stack of all tiles"
+_TEXT_WIDTH = "`text_config.hidden_size`"
+_OF_FOUR = "one per 2 x 2 patches and pair of frames"
+_NEWLINES = "those of the whole picture, then of its tiles without padding, with a newline after each line"
+_WINDOWS = "one stack of windows of 30 s"
+
+CATALOGUE: tuple[FamilyFacts, ...] = (
+    FamilyFacts(
+        name="Qwen2-VL",
+        families=("qwen2_vl",),
+        rows=_OF_FOUR,
+        width="`vision_config.hidden_size`",
+        cut="layers, merger",
+        batch=_PACKED,
+    ),
+    FamilyFacts(
+        name="Qwen2.5-VL",
+        families=("qwen2_5_vl",),
+        rows=_OF_FOUR,
+        width="`vision_config.out_hidden_size`",
+        cut="layers, merger",
+        batch=_PACKED,
+    ),
+    FamilyFacts(
+        name="Qwen3-VL, dense and with experts",
+        families=("qwen3_vl", "qwen3_vl_moe"),
+        rows=_OF_FOUR,
+        width="`out_hidden_size` * (1 + levels): the row, then each deepstack level's",
+        cut="layers, merger, the levels' mergers",
+        batch=_PACKED,
+    ),
+    FamilyFacts(
+        name="Qwen3.5, dense and with experts",
+        families=("qwen3_5", "qwen3_5_moe"),
+        rows=_OF_FOUR,
+        width="`vision_config.out_hidden_size`",
+        cut="layers, merger",
+        batch=_PACKED,
+    ),
+    FamilyFacts(
+        name="Qwen2.5-Omni's thinker",
+        families=("qwen2_5_omni",),
+        rows=f"{_OF_FOUR}; of sounds one per 40 ms. A film's sound is an item of its own",
+        width="`vision_config.out_hidden_size`, which is the sounds' too",
+        cut="both towers' layers, merger",
+        whole="the projection of sounds",
+        batch=_PACKED,
+    ),
+    FamilyFacts(
+        name="GLM-4.1V, 4.5V, 4.6V",
+        families=("glm4v", "glm4v_moe", "glm46v"),
+        rows="one per 2 x 2 patches",
+        width="`vision_config.out_hidden_size`",
+        cut="layers, the gated part of the merger",
+        whole="the rest of the merger",
+        batch=_PACKED,
+    ),
+    FamilyFacts(
+        name="LLaVA-1.5; Pixtral in its format",
+        families=("llava",),
+        rows="one per patch, and one for the class token where the checkpoint keeps it; no row breaks, which are text",
+        width=_TEXT_WIDTH,
+        cut="layers, projector",
+        batch=f"{_STACKED}; with Pixtral's tower padded, and each attends to itself",
+    ),
+    FamilyFacts(
+        name="LLaVA-NeXT",
+        families=("llava_next",),
+        rows=_NEWLINES,
+        width=_TEXT_WIDTH,
+        cut="layers, projector",
+        batch=_TILES,
+    ),
+    FamilyFacts(
+        name="LLaVA-OneVision",
+        families=("llava_onevision",),
+        rows=f"{_NEWLINES}; large pictures' are scaled down",
+        width=_TEXT_WIDTH,
+        cut="layers, projector",
+        batch=_TILES,
+    ),
+    FamilyFacts(
+        name="InternVL, `-hf` checkpoints",
+        families=("internvl",),
+        rows="one per 2 x 2 patches of each tile, the whole picture last",
+        width=_TEXT_WIDTH,
+        cut="layers with the norms over all heads, projector",
+        batch=_TILES,
+    ),
+    FamilyFacts(
+        name="Mistral 3",
+        families=("mistral3",),
+        rows="one per 2 x 2 patches; no row breaks, which are text",
+        width=_TEXT_WIDTH,
+        cut="layers, projector",
+        whole="the merger of patches",
+        batch="padded; each attends to itself",
+    ),
+    FamilyFacts(
+        name="Gemma 3",
+        families=("gemma3",),
+        rows="`mm_tokens_per_image`, and as many for each crop where pan and scan is on",
+        width=_TEXT_WIDTH,
+        whole="projector",
+        batch=_TILES,
+    ),
+    FamilyFacts(
+        name="PaliGemma, PaliGemma 2",
+        families=("paligemma",),
+        rows="one per patch",
+        width=_TEXT_WIDTH,
+        whole="projector",
+        batch=_STACKED,
+    ),
+    FamilyFacts(
+        name="Idefics3, SmolVLM",
+        families=("idefics3", "smolvlm"),
+        rows="one per `scale_factor`² patches of each tile, the whole picture last",
+        width=_TEXT_WIDTH,
+        whole="projector",
+        batch=_TILES,
+    ),
+    FamilyFacts(
+        name="MiniCPM-V 4.6, 4.7",
+        families=("minicpmv4_6", "minicpmv4_7"),
+        rows="one per 16 patches (of some checkpoints 4) of the whole picture, then of each slice",
+        width=_TEXT_WIDTH,
+        cut="layers, mergers",
+        batch=_PACKED,
+    ),
+    FamilyFacts(
+        name="CLIP",
+        families=("clip",),
+        rows="one per patch, of the last layer before any norm",
+        width="`vision_config.hidden_size`",
+        pooled="`projection_dim`: `get_image_features`",
+        whole="projection",
+        batch=_STACKED,
+    ),
+    FamilyFacts(
+        name="SigLIP; SigLIP 2 at a fixed resolution",
+        families=("siglip",),
+        rows="one per patch",
+        width="`vision_config.hidden_size`",
+        pooled="the same: `get_image_features`",
+        whole="pooling head",
+        batch=_STACKED,
+    ),
+    FamilyFacts(
+        name="SigLIP 2 NaFlex",
+        families=("siglip2",),
+        rows="one per patch of the picture's own grid, `max_num_patches` at most",
+        width="`vision_config.hidden_size`",
+        pooled="the same: `get_image_features`",
+        whole="pooling head",
+        batch="padded and masked",
+    ),
+    FamilyFacts(
+        name="DINOv2",
+        families=("dinov2",),
+        rows="one per patch",
+        width="`hidden_size`",
+        pooled="the same: the class token after the last norm",
+        batch=_STACKED,
+    ),
+    FamilyFacts(
+        name="Whisper",
+        families=("whisper",),
+        rows="one per 20 ms of a window of 30 s",
+        width="`d_model`",
+        batch=_WINDOWS,
+    ),
+    FamilyFacts(
+        name="Qwen2-Audio",
+        families=("qwen2_audio",),
+        rows="one per 40 ms",
+        width=_TEXT_WIDTH,
+        whole="projector",
+        batch=_WINDOWS,
+    ),
+)
