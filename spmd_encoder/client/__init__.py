@@ -23,11 +23,13 @@ from spmd_encoder.client.errors import (
     RefusedError,
 )
 from spmd_encoder.client.lookup import Held
+from spmd_encoder.client.media import Audio, Video
 from spmd_encoder.client.results import Result
 from spmd_encoder.client.sync import Client
 
 __all__ = [
     "AsyncClient",
+    "Audio",
     "BadReplyError",
     "BusyError",
     "ChunkLimits",
@@ -48,4 +50,5 @@ __all__ = [
     "StagedReceipt",
     "ToFiles",
     "ToReceiver",
+    "Video",
 ]

@@ -1,4 +1,4 @@
-"""`python -m spmd_encoder.client encode|embed|lookup|wait`: pictures to files, without a line of code."""
+"""`python -m spmd_encoder.client encode|embed|lookup|wait`: pictures, sounds, films to files, without any code."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from spmd_encoder.client.base import DEFAULT_URL
 from spmd_encoder.client.destinations import Destination, ToFiles, ToReceiver
 from spmd_encoder.client.errors import EncoderClientError, ItemError
 from spmd_encoder.client.files import WriteError
-from spmd_encoder.client.flows import OutputKind
-from spmd_encoder.client.inputs import InputError, pictures, printable
+from spmd_encoder.client.inputs import InputError, named_items, printable
+from spmd_encoder.client.media import SUFFIXES, Modality, Video
 from spmd_encoder.client.outputs import NumpyFile, Output, OutputError, Receipts, ShardFolder, SingleFile
-from spmd_encoder.client.sources import DIGEST
+from spmd_encoder.client.sources import DIGEST, named_modality
 
 _USAGE = 2
 _OUT_HELP = ".safetensors (a tensor per path), or as below"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 all is done, 1 a picture failed or the server did, 2 usage, 130 interrupted."""
+    """Exit code: 0 all is done, 1 an item failed or the server did, 2 usage, 130 interrupted."""
     args = _parser().parse_args(argv)
     try:
         return asyncio.run(_COMMANDS[args.command](args))
@@ -45,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m spmd_encoder.client", description="Encode pictures on a server.")
+    parser = argparse.ArgumentParser(
+        prog="python -m spmd_encoder.client", description="Encode pictures, sounds and films on a server."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
@@ -55,7 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     wait.set_defaults(output=None, jobs=1, model=None)
     media = argparse.ArgumentParser(add_help=False)
     media.add_argument("images", nargs="+", help="files, patterns, URLs; folders with --recursive")
-    media.add_argument("--recursive", action="store_true", help="take the pictures of folders, at any depth")
+    media.add_argument("--recursive", action="store_true", help="take from folders, at any depth, what the model takes")
+    media.add_argument("--fps", type=float, help="frames per second that films are sampled at; default: the model's")
+    media.add_argument("--max-frames", type=int, help="most frames of a film; default: the model's")
     media.add_argument("--jobs", type=int, default=8, help="requests at a time (default: %(default)s)")
     media.add_argument("--model", help="refuse a server that serves another")
     encode = commands.add_parser(
@@ -69,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--to",
         metavar="files|tcp://HOST:PORT",
-        help="files in the server's --embedding-dir, or a receiver's socket; a JSON line per picture says where it is",
+        help="files in the server's --embedding-dir, or a receiver's socket; a JSON line per item says where it is",
     )
     encode.add_argument("--output", choices=("tokens", "pooled"), help="default: the model's")
     encode.add_argument("--items-per-file", type=int, default=1000, help="in a folder (default: %(default)s)")
@@ -85,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         "lookup",
         parents=[common, media],
         help="tell which results the server holds",
-        description="a JSON line per picture, or per digest (sha256:HEX) of one; only digests are sent",
+        description="a JSON line per item, or per digest (sha256:HEX) of one; only digests are sent",
     )
     lookup.add_argument("--output", choices=("tokens", "pooled"), help="default: the model's")
     return parser
@@ -98,9 +102,11 @@ async def _wait(args: argparse.Namespace) -> int:
 
 
 async def _lookup(args: argparse.Namespace) -> int:
-    named = [[name] if DIGEST.fullmatch(name) else pictures([name], recursive=args.recursive) for name in args.images]
     async with _client(args) as client:
-        found = await client.lookup([name for names in named for name in names], output=args.output)
+        taken = await _taken(client, args)
+        named = [[name] if DIGEST.fullmatch(name) else named_items([name], taken) for name in args.images]
+        items = [_item(name, args) for names in named for name in names]
+        found = await client.lookup(items, output=args.output)
     for held in found:
         sys.stdout.buffer.write(msgspec.json.encode({**asdict(held), "name": printable(held.name)}) + b"\n")
     print(f"{sum(held.held for held in found)} of {len(found)} results are held", file=sys.stderr)
@@ -108,28 +114,27 @@ async def _lookup(args: argparse.Namespace) -> int:
 
 
 async def _encode(args: argparse.Namespace) -> int:
-    names = pictures(args.images, recursive=args.recursive)
     async with _client(args) as client:
+        names = named_items(args.images, await _taken(client, args))
         output = _output(args, (await client.models())[0])
         todo = [name for name in names if not output.is_done(name)]
         if len(todo) < len(names):
-            print(f"{len(names) - len(todo)} of {len(names)} pictures are done already", file=sys.stderr)
-        errors = await _run(client, todo, args.output, _destination(args.to), output)
+            print(f"{len(names) - len(todo)} of {len(names)} items are done already", file=sys.stderr)
+        errors = await _run(client, args, todo, output)
     for error in errors:
         print(f"failed: {printable(error.name)}: {error.message} ({error.code})", file=sys.stderr)
-    print(f"{len(todo) - len(errors)} pictures encoded, {len(errors)} failed: {args.to or args.out}", file=sys.stderr)
+    print(f"{len(todo) - len(errors)} items encoded, {len(errors)} failed: {args.to or args.out}", file=sys.stderr)
     return 1 if errors else 0
 
 
-async def _run(
-    client: AsyncClient, names: list[str], kind: OutputKind | None, to: Destination | None, output: Output
-) -> list[ItemError]:
+async def _run(client: AsyncClient, args: argparse.Namespace, names: list[str], output: Output) -> list[ItemError]:
     """The failures. What came before an error or an interrupt is kept where the output can go on."""
     errors = []
     try:
-        async with contextlib.aclosing(client.encode_iter(names, output=kind, destination=to)) as results:
+        items, to = [_item(name, args) for name in names], _destination(args.to)
+        async with contextlib.aclosing(client.encode_iter(items, output=args.output, destination=to)) as results:
             # tqdm says nothing where stderr is no terminal.
-            with tqdm(total=len(names), unit="picture", disable=None) as progress:
+            with tqdm(total=len(names), unit="item", disable=None) as progress:
                 async for result in results:
                     output.add(result)
                     if result.error is not None:
@@ -141,6 +146,18 @@ async def _run(
         raise
     output.close()
     return errors
+
+
+async def _taken(client: AsyncClient, args: argparse.Namespace) -> list[Modality] | None:
+    """What the served model takes, where folders are to be looked into."""
+    if not args.recursive:
+        return None
+    served = (await client.models())[0].get("modalities", ["image"])
+    return [modality for modality in SUFFIXES if modality in served]
+
+
+def _item(name: str, args: argparse.Namespace) -> str | Video:
+    return Video(name, args.fps, args.max_frames) if named_modality(name) == "video" else name
 
 
 def _output(args: argparse.Namespace, served: dict[str, Any]) -> Output:

@@ -19,11 +19,11 @@ from spmd_encoder.client.flows import Broken, Digest, Flow, Load, OutputKind, Pa
 from spmd_encoder.client.lookup import Held
 from spmd_encoder.client.reply import Reply
 from spmd_encoder.client.results import Result, all_good, stack
-from spmd_encoder.client.sources import ImageLike, Source, reject_single, source_of
+from spmd_encoder.client.sources import MediaLike, Source, reject_single, source_of
 from spmd_encoder.client.transport import Collector, broken, request_arguments
 
 T = TypeVar("T")
-Images = Iterable[ImageLike] | AsyncIterable[ImageLike]
+Images = Iterable[MediaLike] | AsyncIterable[MediaLike]
 
 
 class AsyncClient(ClientBase):
@@ -68,7 +68,7 @@ class AsyncClient(ClientBase):
         """As `Client.embed`."""
         return stack(await self.encode(images, output="pooled"))
 
-    async def lookup(self, images: Iterable[ImageLike], *, output: OutputKind | None = None) -> list[Held]:
+    async def lookup(self, images: Iterable[MediaLike], *, output: OutputKind | None = None) -> list[Held]:
         """As `Client.lookup`."""
         reject_single(images)
         sources = [source_of(image, index) for index, image in enumerate(images)]
@@ -168,7 +168,7 @@ class AsyncClient(ClientBase):
             return broken(error, step)
 
 
-async def _each(images: Images) -> AsyncIterator[ImageLike]:
+async def _each(images: Images) -> AsyncIterator[MediaLike]:
     if isinstance(images, AsyncIterable):
         async for image in images:
             yield image

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from spmd_encoder.client.sources import ImageLike, Source, source_of
+from spmd_encoder.client.sources import MediaLike, Source, source_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Chunker:
         fits = (
             len(self._chunk) < self.limits.items
             and self._num_bytes + source.size_bytes <= self.limits.num_bytes
-            and (not self._chunk or self._chunk[0].is_here == source.is_here)
+            and (not self._chunk or self._chunk[0].group == source.group)
         )
         done = [] if fits else self.flush()
         self._chunk.append(source)
@@ -46,7 +46,7 @@ class Chunker:
         return done
 
 
-def chunked(images: Iterable[ImageLike], limits: ChunkLimits) -> Iterator[list[Source]]:
+def chunked(images: Iterable[MediaLike], limits: ChunkLimits) -> Iterator[list[Source]]:
     """Chunks of an iterable, which is read no further than to the picture after a chunk's last."""
     chunker = Chunker(limits)
     for index, image in enumerate(images):

@@ -19,7 +19,8 @@ import msgspec
 from spmd_encoder.client.arrays import ArrayKind
 from spmd_encoder.client.destinations import Destination, StagedReceipt, ToReceiver, words
 from spmd_encoder.client.errors import BadReplyError, ItemError, NoReplyError, NoReplyInTimeError
-from spmd_encoder.client.lookup import MAX_DIGESTS, Held, digest_of, held_of, lookup_body
+from spmd_encoder.client.lookup import Held, digest_of, held_of, lookup_body, lookups
+from spmd_encoder.client.media import Modality
 from spmd_encoder.client.reply import (
     JSON,
     SAFETENSORS,
@@ -51,14 +52,14 @@ _QUIET_ATTEMPTS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """`files` go as `multipart/form-data`, `content` as it is."""
+    """`files`, each with its part's name, go as `multipart/form-data`, `content` as it is."""
 
     method: str
     path: str
     params: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = None
-    files: Sequence[bytes] = ()
+    files: Sequence[tuple[str, bytes]] = ()
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,14 @@ class Flows:
             )
         loaded: list[bytes | ItemError] = yield Load(chunk)
         results = {error.index: failed(error) for error in loaded if isinstance(error, ItemError)}
-        files = [data for data in loaded if isinstance(data, bytes)]
+        files = [
+            (source.reading.modality, data)
+            for source, data in zip(chunk, loaded, strict=True)
+            if isinstance(data, bytes)
+        ]
         sent = [source for source in chunk if source.index not in results]
         if files:
-            request = _file_request(files, self._options(sent, output, to))
+            request = _file_request(files, {**self._options(sent, output, to), **chunk[0].reading.options})
             outcomes = yield from self._outcomes(request, sent, array_kind, to)
             results |= {result.index: result for result in outcomes}
         return [results[source.index] for source in chunk]
@@ -157,14 +162,13 @@ class Flows:
     def lookup(self, sources: Sequence[Source], output: OutputKind | None) -> Flow[list[Held]]:
         """As many requests as it takes."""
         options = self._options((), output, None)
-        found: list[Held] = []
-        for start in range(0, len(sources), MAX_DIGESTS):
-            part = sources[start : start + MAX_DIGESTS]
+        found: dict[int, Held] = {}
+        for part in lookups(sources):
             digests: list[str] = yield Digest(part)
-            content, headers = lookup_body(digests, options), {"content-type": JSON}
+            content, headers = lookup_body(digests, part[0].reading, options), {"content-type": JSON}
             request = Request(method="POST", path="/v1/lookup", headers=headers, content=content)
-            found += held_of((yield from self._exchange(request)), part, digests)
-        return found
+            found |= {held.index: held for held in held_of((yield from self._exchange(request)), part, digests)}
+        return [found[source.index] for source in sources]
 
     def fetch(self, staged: StagedReceipt | str, keep: bool, array_kind: ArrayKind) -> Flow[Result]:
         """Read first, then released, so that a reply that broke off can be asked for again."""
@@ -264,7 +268,7 @@ def _loaded(source: Source) -> bytes | ItemError:
         return error
 
 
-def _file_request(files: Sequence[bytes], options: Mapping[str, object]) -> Request:
+def _file_request(files: Sequence[tuple[Modality | None, bytes]], options: Mapping[str, object]) -> Request:
     """One file is the body itself, several are parts; never base64."""
     params = {
         name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
@@ -272,16 +276,24 @@ def _file_request(files: Sequence[bytes], options: Mapping[str, object]) -> Requ
     }
     headers = {"accept": _accepted(options)}
     if len(files) > 1:
-        return Request(method="POST", path="/v1/encode", params=params, headers=headers, files=tuple(files))
-    headers["content-type"] = "application/octet-stream"
-    return Request(method="POST", path="/v1/encode", params=params, headers=headers, content=files[0])
+        parts = tuple((modality or "file", data) for modality, data in files)
+        return Request(method="POST", path="/v1/encode", params=params, headers=headers, files=parts)
+    ((modality, data),) = files
+    headers["content-type"] = "application/octet-stream" if modality is None else f"{modality}/*"
+    return Request(method="POST", path="/v1/encode", params=params, headers=headers, content=data)
 
 
 def _json_request(chunk: Sequence[Source], options: Mapping[str, object]) -> Request:
-    items = [{"image": source.url} if source.digest is None else {"digest": source.digest} for source in chunk]
-    body = {"items": items, **options}
+    body = {"items": [_json_item(source) for source in chunk], **options}
     headers = {"accept": _accepted(options), "content-type": JSON}
     return Request(method="POST", path="/v1/encode", headers=headers, content=msgspec.json.encode(body))
+
+
+def _json_item(source: Source) -> dict[str, object]:
+    modality, options = source.reading.modality, source.reading.options
+    if source.digest is None:
+        return {modality or "image": source.url, **options}
+    return {"digest": source.digest, **({} if modality is None else {"modality": modality}), **options}
 
 
 def _accepted(options: Mapping[str, object]) -> str:

@@ -1,41 +1,37 @@
-"""Which pictures a command line means: files, folders, patterns, URLs."""
+"""Which items a command line means: files, folders, patterns, URLs."""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from spmd_encoder.client.media import SUFFIXES, Modality
+
 _URL = ("http://", "https://")
-SUFFIXES = frozenset(
-    {
-        *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif"),
-        *(".bmp", ".dib", ".tif", ".tiff", ".avif"),
-    }
-)
 
 
 class InputError(Exception):
-    """An argument that names no picture; one sentence."""
+    """An argument that names no item; one sentence."""
 
 
-def pictures(arguments: Sequence[str], *, recursive: bool) -> list[str]:
+def named_items(arguments: Sequence[str], taken: Collection[Modality] | None) -> list[str]:
     """Paths and URLs in the arguments' order (a folder's sorted), each once.
 
-    A file that is named is taken whatever its name; of a folder only what has a picture's suffix, with `recursive`.
-    Raises `InputError`.
+    A file that is named is taken whatever its name; of a folder only what has the suffix of a modality in `taken`,
+    which is None where folders are not to be looked into. Raises `InputError`.
     """
-    return list(dict.fromkeys(found for argument in arguments for found in _expand(argument, recursive)))
+    return list(dict.fromkeys(found for argument in arguments for found in _expand(argument, taken)))
 
 
-def _expand(argument: str, recursive: bool) -> Iterator[str]:
+def _expand(argument: str, taken: Collection[Modality] | None) -> Iterator[str]:
     if argument.lower().startswith(_URL) or Path(argument).is_file():
         yield argument
     elif Path(argument).is_dir():
-        if not recursive:
-            raise InputError(f"{argument} is a folder; give --recursive to take the pictures in it")
-        yield from _walk(argument)
+        if taken is None:
+            raise InputError(f"{argument} is a folder; give --recursive to take the files in it")
+        yield from _walk(argument, frozenset().union(*(SUFFIXES[modality] for modality in taken)))
     elif glob.has_magic(argument):
         # What the shell did not expand. `**` goes through folders.
         found = sorted(path for path in glob.glob(argument, recursive=True) if Path(path).is_file())  # noqa: PTH207
@@ -48,17 +44,17 @@ def _expand(argument: str, recursive: bool) -> Iterator[str]:
         raise InputError(f"there is no file {argument}")
 
 
-def _walk(folder: str) -> Iterator[str]:
+def _walk(folder: str, suffixes: frozenset[str]) -> Iterator[str]:
     """Sorted, and without following links to folders, which may form a circle."""
     empty = True
     for parent, folders, files in os.walk(folder):
         folders.sort()
         for name in sorted(files):
-            if Path(name).suffix.lower() in SUFFIXES:
+            if Path(name).suffix.lower() in suffixes:
                 empty = False
                 yield str(Path(parent) / name)
     if empty:
-        raise InputError(f"{folder} holds no file with a picture's suffix ({', '.join(sorted(SUFFIXES))})")
+        raise InputError(f"{folder} holds no file with a suffix that the model takes ({', '.join(sorted(suffixes))})")
 
 
 def printable(name: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from spmd_encoder.client.errors import BadReplyError
+from spmd_encoder.client.media import Reading
 from spmd_encoder.client.reply import Reply, json_of
 from spmd_encoder.client.sources import Source
 
@@ -51,8 +52,19 @@ def digest_of(source: Source) -> str:
     return "sha256:" + hashlib.sha256(source.load()).hexdigest()
 
 
-def lookup_body(digests: Sequence[str], options: Mapping[str, object]) -> bytes:
-    return msgspec.json.encode({"digests": digests, **options})
+def lookups(sources: Sequence[Source]) -> list[Sequence[Source]]:
+    """Those that one request may ask for: read alike, and not too many."""
+    alike: dict[Reading, list[Source]] = {}
+    for source in sources:
+        alike.setdefault(source.reading, []).append(source)
+    return [
+        group[start : start + MAX_DIGESTS] for group in alike.values() for start in range(0, len(group), MAX_DIGESTS)
+    ]
+
+
+def lookup_body(digests: Sequence[str], reading: Reading, options: Mapping[str, object]) -> bytes:
+    of = {} if reading.modality is None else {"modality": reading.modality}
+    return msgspec.json.encode({"digests": digests, **of, **reading.options, **options})
 
 
 def held_of(reply: Reply, sources: Sequence[Source], digests: Sequence[str]) -> list[Held]:

@@ -215,4 +215,6 @@ def _facts(result: Result) -> dict[str, Any]:
         "dtype": result.dtype,
         "grid": result.grid,
         "num_tokens": result.num_tokens,
+        "modality": result.modality,
+        **({"details": result.details} if result.details else {}),
     }

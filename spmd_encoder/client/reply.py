@@ -12,7 +12,7 @@ from spmd_encoder.client import safetensors
 from spmd_encoder.client.arrays import ArrayKind
 from spmd_encoder.client.destinations import Receipt
 from spmd_encoder.client.errors import BadReplyError, BusyError, ItemError, RefusedError
-from spmd_encoder.client.results import Result
+from spmd_encoder.client.results import Detail, Result
 from spmd_encoder.client.retry import RETRYABLE_STATUSES, retry_after_s
 from spmd_encoder.client.sources import Source
 
@@ -58,6 +58,8 @@ class _Item(msgspec.Struct, frozen=True):
     grid: tuple[int, int, int] | None = None
     num_tokens: int = 0
     digest: str = ""
+    modality: str = ""
+    details: dict[str, Detail] = msgspec.field(default_factory=dict)
     error: _Error | None = None
     delivered: Receipt | None = None
 
@@ -68,6 +70,8 @@ class _Staged(msgspec.Struct, frozen=True):
     grid: tuple[int, int, int] | None
     num_tokens: int
     digest: str
+    modality: str = ""
+    details: dict[str, Detail] = msgspec.field(default_factory=dict)
 
 
 class _Outcomes(msgspec.Struct, frozen=True):
@@ -136,6 +140,8 @@ def staged_of(reply: Reply, staged_id: str, array_kind: ArrayKind) -> Result:
         grid=about.grid,
         num_tokens=about.num_tokens,
         digest=about.digest,
+        modality=about.modality,
+        details=about.details,
     )
     return _filled(result, tensors[_STAGED_TENSOR], array_kind)
 
@@ -178,6 +184,8 @@ def _outcome(reply: Reply, item: _Item, source: Source) -> Result:
         grid=item.grid,
         num_tokens=item.num_tokens,
         digest=item.digest,
+        modality=item.modality,
+        details=item.details,
         replica=reply.headers.get("x-spmd-replica"),
         delivered=item.delivered,
     )

@@ -1,10 +1,10 @@
-"""What a caller gets per picture."""
+"""What a caller gets per item."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -17,17 +17,20 @@ from spmd_encoder.client.safetensors import Tensor
 if TYPE_CHECKING:
     import torch
 
+Detail: TypeAlias = int | float | list[float]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Result:
-    """One picture's outcome: an embedding, or `error`.
+    """One item's outcome: an embedding, or `error`.
 
-    `index` counts the call's pictures and `name` is the path or URL (`images[3]` where there is none). `shape` is
+    `index` counts the call's items and `name` is the path or URL (`images[3]` where there is none). `shape` is
     `[num_tokens, dim]` or `[dim]`; `dtype` the server's, also where `embedding` is wider; `grid` is `(t, h, w)` in
     patches where the model has one; `digest` is `sha256:<hex>` of the file as sent; `replica` names the replica
     that answered, as the reply's header has it (`0,1` where the request's pictures met several).
-    `np.asarray(result)` works too. `delivered` says where the embedding is, where the call named a destination; then
-    it is not here.
+    `modality` is `image`, `audio` or `video`; `details` are facts about the item that a language model needs, as
+    `second_per_grid_ts` of a film. `np.asarray(result)` works too. `delivered` says where the embedding is, where the
+    call named a destination; then it is not here.
     """
 
     index: int
@@ -36,6 +39,8 @@ class Result:
     dtype: str = ""
     grid: tuple[int, int, int] | None = None
     num_tokens: int = 0
+    modality: str = ""
+    details: Mapping[str, Detail] = field(default_factory=dict)
     digest: str = ""
     replica: str | None = None
     error: ItemError | None = None

@@ -20,7 +20,7 @@ from spmd_encoder.client.flows import Broken, Digest, Flow, Load, OutputKind, Pa
 from spmd_encoder.client.lookup import Held
 from spmd_encoder.client.reply import Reply
 from spmd_encoder.client.results import Result, all_good, stack
-from spmd_encoder.client.sources import ImageLike, reject_single, source_of
+from spmd_encoder.client.sources import MediaLike, reject_single, source_of
 from spmd_encoder.client.transport import Collector, broken, request_arguments
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Client(ClientBase):
 
     def encode(
         self,
-        images: Iterable[ImageLike],
+        images: Iterable[MediaLike],
         *,
         output: OutputKind | None = None,
         as_: ArrayKind = "numpy",
@@ -58,7 +58,7 @@ class Client(ClientBase):
 
     def encode_iter(
         self,
-        images: Iterable[ImageLike],
+        images: Iterable[MediaLike],
         *,
         output: OutputKind | None = None,
         as_: ArrayKind = "numpy",
@@ -74,14 +74,14 @@ class Client(ClientBase):
         check_hashes(destination, images)
         return self._results(images, output, as_, destination)
 
-    def embed(self, images: Iterable[ImageLike]) -> NDArray[Any]:
+    def embed(self, images: Iterable[MediaLike]) -> NDArray[Any]:
         """Pooled vectors as one array `[n, dim]` in the model's dtype (bfloat16 as float32).
 
         Raises as `encode` does. For no picture it is `[0, 0]`, since the server was not asked.
         """
         return stack(self.encode(images, output="pooled"))
 
-    def lookup(self, images: Iterable[ImageLike], *, output: OutputKind | None = None) -> list[Held]:
+    def lookup(self, images: Iterable[MediaLike], *, output: OutputKind | None = None) -> list[Held]:
         """One `Held` per picture or digest, in order: whether the server holds its result. Only digests are sent.
 
         A picture that is held may be encoded by its digest alone (`encode([held.digest])`); where it was dropped
@@ -126,7 +126,7 @@ class Client(ClientBase):
         self.close()
 
     def _results(
-        self, images: Iterable[ImageLike], output: OutputKind | None, as_: ArrayKind, to: Destination | None
+        self, images: Iterable[MediaLike], output: OutputKind | None, as_: ArrayKind, to: Destination | None
     ) -> Generator[Result, None, None]:
         window: deque[Future[list[Result]]] = deque()
         pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="encode")

@@ -57,8 +57,10 @@ def request_arguments(step: Send) -> dict[str, Any]:
         "timeout": httpx.Timeout(left_s, connect=min(left_s, _CONNECT_S)),
     }
     if request.files:
-        parts = [(str(index), data, "application/octet-stream") for index, data in enumerate(request.files)]
-        return {**arguments, "files": [("image", part) for part in parts]}
+        parts = [
+            (name, (str(index), data, "application/octet-stream")) for index, (name, data) in enumerate(request.files)
+        ]
+        return {**arguments, "files": parts}
     return {**arguments, "content": request.content}
 
 

@@ -154,7 +154,7 @@ def _parts(body: bytes, boundary: str) -> Iterator[bytes]:
     assert (first, last) == (b"", b"--\r\n")
     for part in parts:
         head, _, data = part.partition(b"\r\n\r\n")
-        assert b'name="image"' in head
+        assert b'name="file"' in head
         yield data.removesuffix(b"\r\n")
 
 

@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from spmd_encoder.client.__main__ import main
-from spmd_encoder.client.inputs import InputError, pictures, printable
+from spmd_encoder.client.inputs import InputError, named_items, printable
 from tests.harness.fake_encoder import FakeEncoder
 from tests.harness.world import png
 
@@ -65,7 +65,7 @@ def test_encode_to_one_file(server: FakeEncoder, photos: Path, capsys: pytest.Ca
     with safetensors.safe_open("out.safetensors", "pt") as file:
         assert file.metadata() == {"model": "fake", "output": "tokens"}
     said = capsys.readouterr()
-    assert said.err == "3 pictures encoded, 0 failed: out.safetensors\n", "no progress bar where there is no terminal"
+    assert said.err == "3 items encoded, 0 failed: out.safetensors\n", "no progress bar where there is no terminal"
     assert said.out == ""
 
 
@@ -80,7 +80,7 @@ def test_failures_are_named_and_end_with_1(
     assert capsys.readouterr().err.splitlines() == [
         "failed: photos/bad.png: the picture cannot be decoded (MEDIA_CORRUPT)",
         "failed: photos/empty.png: it is empty (UNREADABLE)",
-        "2 pictures encoded, 2 failed: out.safetensors",
+        "2 items encoded, 2 failed: out.safetensors",
     ]
 
 
@@ -107,7 +107,7 @@ def test_pipes_and_devices_fail_alone(server: FakeEncoder, photos: Path, capsys:
         "failed: photos/pipe.jpg: it is no regular file (UNREADABLE)",
         "failed: photos/zero.png: it is no regular file (UNREADABLE)",
         "failed: /dev/zero: it is no regular file (UNREADABLE)",
-        "3 pictures encoded, 3 failed: out.safetensors",
+        "3 items encoded, 3 failed: out.safetensors",
     ]
 
 
@@ -156,7 +156,7 @@ def test_a_folder_of_shards_goes_on(server: FakeEncoder, photos: Path, capsys: p
     (out / "00002.safetensors").write_bytes(b"and its shard")
     server.seen.clear()
     assert main(argv) == 0
-    assert "3 of 4 pictures are done already" in capsys.readouterr().err
+    assert "3 of 4 items are done already" in capsys.readouterr().err
     assert len(server.seen) == 1
     assert widths(out / "00002.safetensors") == {"photos/bad.png": 6}
     assert index(out)[-1]["shard"] == "00002.safetensors"
@@ -230,14 +230,21 @@ def test_usage(
 
 
 def test_pictures(photos: Path) -> None:
-    names = pictures(["photos/deep/c.png", "photos", "https://h/x.jpg", "photos/notes.txt"], recursive=True)
+    names = named_items(["photos/deep/c.png", "photos", "https://h/x.jpg", "photos/notes.txt"], ["image"])
     assert names == ["photos/deep/c.png", "photos/a.png", "photos/b.JPG", "https://h/x.jpg", "photos/notes.txt"]
-    assert pictures(["photos/**/*.png"], recursive=False) == ["photos/a.png", "photos/deep/c.png"]
+    assert named_items(["photos/**/*.png"], None) == ["photos/a.png", "photos/deep/c.png"]
     (photos / "deep" / "loop").symlink_to(photos)
-    assert len(pictures(["photos"], recursive=True)) == 3
+    assert len(named_items(["photos"], ["image"])) == 3
     (photos / "none").mkdir()
-    with pytest.raises(InputError, match="holds no file with a picture's suffix"):
-        pictures(["photos/none"], recursive=True)
+    with pytest.raises(InputError, match="holds no file with a suffix that the model takes"):
+        named_items(["photos/none"], ["image"])
+
+
+def test_a_folder_gives_what_the_model_takes(photos: Path) -> None:
+    for name in ("d.WAV", "e.mp4", "f.flac"):
+        (photos / name).touch()
+    assert named_items(["photos"], ["audio"]) == ["photos/d.WAV", "photos/f.flac"]
+    assert named_items(["photos"], ["video", "image"])[:3] == ["photos/a.png", "photos/b.JPG", "photos/e.mp4"]
 
 
 def test_a_name_that_is_no_utf8(server: FakeEncoder, photos: Path) -> None:

@@ -187,7 +187,7 @@ def test_the_command_line_tells_where_each_is(
     assert [line["path"] for line in lines] == ["a.png", "b.png"]
     assert [tensor(Path("cache") / line["delivered"]["path"]) for line in lines] == [[[3, 9]], [[4, 9]]]
     assert lines[0]["delivered"]["mm_hash"] == lines[0]["digest"].removeprefix("sha256:")
-    assert "failed: bad.png" in said.err and "2 pictures encoded, 1 failed: files" in said.err
+    assert "failed: bad.png" in said.err and "2 items encoded, 1 failed: files" in said.err
     with EmbeddingReceiver() as receiver:
         assert main(["encode", "a.png", "--url", server.url, "--to", receiver.endpoint]) == 0
         assert receiver.receive(10).array.tolist() == [[3, 9]]

@@ -84,7 +84,7 @@ def test_what_cannot_be_looked_up(server: FakeServer, tmp_path: Path) -> None:
             client.lookup([tmp_path / "none.png"])
         with pytest.raises(ValueError, match="is a URL"):
             client.lookup(["http://a.test/b.png"])
-        with pytest.raises(TypeError, match="list of pictures"):
+        with pytest.raises(TypeError, match="list of items"):
             client.lookup(NOBODYS)
         with pytest.raises(RefusedError) as caught:
             client.lookup([NOBODYS], output="sums")  # type: ignore[arg-type]
