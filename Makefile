@@ -7,12 +7,15 @@ COMPAT_VENV ?= .venv-compat
 # Apart from the virtual environment, so that the tests show what a server without it does.
 MOONCAKE ?= mooncake-transfer-engine-non-cuda==0.3.13.post1
 MOONCAKE_SITE ?= .mooncake
+# The release that belongs to TORCH. Apart too: the server must not depend on it.
+TORCHVISION ?= torchvision==0.28.0
+TORCHVISION_SITE ?= .torchvision
 # Test files that run at the same time. Most wait for processes of their own; a world has up to 16 of these.
 JOBS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test check pytest lint format format-check types imports readme protos compat mooncake clean
+.PHONY: setup demo test check pytest lint format format-check types imports readme protos compat mooncake torchvision clean
 
 setup: $(VENV)/.dev
 
@@ -59,8 +62,13 @@ compat: $(VENV)/.dev $(COMPAT_VENV)/.ready $(MOONCAKE_SITE)/.ready
 mooncake: $(VENV)/.dev $(MOONCAKE_SITE)/.ready
 	OMP_NUM_THREADS=1 MOONCAKE_SITE=$(abspath $(MOONCAKE_SITE)) $(BIN)/python -m pytest tests/distributed/test_mooncake.py
 
+# Films and pictures beside transformers' own processors, which need torchvision: 8 MB.
+torchvision: $(VENV)/.dev $(TORCHVISION_SITE)/.ready
+	OMP_NUM_THREADS=1 TORCHVISION_SITE=$(abspath $(TORCHVISION_SITE)) $(BIN)/python -m pytest -p tests.compat.torchvision_site \
+	    tests/compat/test_video_processors.py tests/compat/test_image_processors.py
+
 clean:
-	rm -rf $(VENV) $(COMPAT_VENV) $(MOONCAKE_SITE) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(COMPAT_VENV) $(MOONCAKE_SITE) $(TORCHVISION_SITE) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # The stamps say how far the set-up has come.
 $(VENV)/.torch:
@@ -91,4 +99,9 @@ $(MOONCAKE_SITE)/.ready: $(VENV)/.torch
 	$(PIP) --no-deps --target $(MOONCAKE_SITE) $(MOONCAKE)
 	@PYTHONPATH=$(MOONCAKE_SITE) $(BIN)/python -c 'import mooncake.engine' || \
 	    { echo "Mooncake needs a library of the system: apt-get install libibverbs1 (Debian, Ubuntu)"; exit 1; }
+	@touch $@
+
+# Without its dependencies, which are here: its own PyTorch would be a build for GPUs.
+$(TORCHVISION_SITE)/.ready: $(VENV)/.torch
+	$(PIP) --no-deps --target $(TORCHVISION_SITE) $(TORCHVISION)
 	@touch $@

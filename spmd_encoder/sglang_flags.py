@@ -70,7 +70,7 @@ FLAGS: tuple[Foreign, ...] = (
     Foreign("--trust-remote-code", _ACCEPTED, "no code from a checkpoint is ever run", 0),
     Foreign("--enable-prefix-mm-cache", _ACCEPTED, "--cache-bytes has a size for it, and is on", 0),
     Foreign("--enable-adaptive-dispatch-to-encoder", _ACCEPTED, _LANGUAGE_SIDE, 0),
-    Foreign("--image-processor-backend", _ACCEPTED, "processors run on Pillow"),
+    Foreign("--image-processor-backend", _ACCEPTED, "processors run on Pillow, also where torchvision is installed"),
     Foreign("--mm-attention-backend", _ACCEPTED, "the attention is chosen by the device"),
     Foreign("--attention-backend", _ACCEPTED, _NO_LANGUAGE_MODEL),
     Foreign("--tokenizer-path", _ACCEPTED, _NO_LANGUAGE_MODEL),

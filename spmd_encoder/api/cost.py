@@ -31,6 +31,9 @@ class AudioCost:
 class VideoCost:
     """`fps` frames of each second, `min_frames` to `max_frames`, of which `frames_per_step` are encoded together.
 
+    Films longer than the first of `slower` take the rate that is its second, unless a request has one of its own. With
+    an `fps` of 0 the number of frames does not depend on the length.
+
     Each step costs `tokens_per_step`, or, where that is None, what a picture of its size does, within `min_pixels` and
     `max_pixels` of a frame and `max_pixels_in_all` of the film (0: no such bound).
     """
@@ -43,12 +46,15 @@ class VideoCost:
     min_pixels: int = 0
     max_pixels: int = 0
     max_pixels_in_all: int = 0
+    slower: tuple[tuple[float, float], ...] = ()
 
     def frames(self, seconds: float, options: ItemOptions) -> int:
         """How many are encoded; of an unknown length (0) the most."""
         most = min(self.max_frames, options.max_frames or self.max_frames)
-        wanted = math.ceil(seconds * (options.fps or self.fps)) if seconds else most
-        return max(1, min(max(wanted, self.min_frames), most))
+        fps = options.fps or next((rate for longer, rate in reversed(self.slower) if seconds > longer), self.fps)
+        wanted = math.ceil(seconds * fps) if seconds else most
+        least = 1 if options.fps and not self.fps else self.min_frames
+        return max(1, min(max(wanted, least), most))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ _TILES = "one stack of all tiles"
 _TEXT_WIDTH = "`text_config.hidden_size`"
 _OF_FOUR = "one per 2 x 2 patches and pair of frames"
 _NEWLINES = "those of the whole picture, then of its tiles without padding, with a newline after each line"
+_SCALED = "one per `scale_factor`² patches of each tile, the whole picture last"
 _WINDOWS = "one stack of windows of 30 s"
 
 CATALOGUE: tuple[FamilyFacts, ...] = (
@@ -81,7 +82,7 @@ CATALOGUE: tuple[FamilyFacts, ...] = (
     FamilyFacts(
         name="GLM-4.1V, 4.5V, 4.6V",
         families=("glm4v", "glm4v_moe", "glm46v"),
-        rows="one per 2 x 2 patches",
+        rows=_OF_FOUR,
         width="`vision_config.out_hidden_size`",
         cut="layers, the gated part of the merger",
         whole="the rest of the merger",
@@ -104,9 +105,17 @@ CATALOGUE: tuple[FamilyFacts, ...] = (
         batch=_TILES,
     ),
     FamilyFacts(
+        name="LLaVA-NeXT-Video",
+        families=("llava_next_video",),
+        rows=f"{_NEWLINES}; of films one per 2 x 2 patches of a frame",
+        width=_TEXT_WIDTH,
+        cut="layers, projector",
+        batch=_TILES,
+    ),
+    FamilyFacts(
         name="LLaVA-OneVision",
         families=("llava_onevision",),
-        rows=f"{_NEWLINES}; large pictures' are scaled down",
+        rows=f"{_NEWLINES}; large pictures' are scaled down; of films one per 2 x 2 patches, and a newline last",
         width=_TEXT_WIDTH,
         cut="layers, projector",
         batch=_TILES,
@@ -114,7 +123,7 @@ CATALOGUE: tuple[FamilyFacts, ...] = (
     FamilyFacts(
         name="InternVL, `-hf` checkpoints",
         families=("internvl",),
-        rows="one per 2 x 2 patches of each tile, the whole picture last",
+        rows="one per 2 x 2 patches of each tile, the whole picture last; a frame is one tile",
         width=_TEXT_WIDTH,
         cut="layers with the norms over all heads, projector",
         batch=_TILES,
@@ -145,9 +154,17 @@ CATALOGUE: tuple[FamilyFacts, ...] = (
         batch=_STACKED,
     ),
     FamilyFacts(
-        name="Idefics3, SmolVLM",
-        families=("idefics3", "smolvlm"),
-        rows="one per `scale_factor`² patches of each tile, the whole picture last",
+        name="Idefics3",
+        families=("idefics3",),
+        rows=_SCALED,
+        width=_TEXT_WIDTH,
+        whole="projector",
+        batch=_TILES,
+    ),
+    FamilyFacts(
+        name="SmolVLM",
+        families=("smolvlm",),
+        rows=f"{_SCALED}; a frame is one tile",
         width=_TEXT_WIDTH,
         whole="projector",
         batch=_TILES,

@@ -164,6 +164,19 @@ FAMILIES: tuple[FamilyEntry, ...] = (
         tower_keys=_WITH_NEWLINE,
     ),
     FamilyEntry(
+        family="llava_next_video",
+        model_types=("llava_next_video",),
+        adapter="spmd_encoder.models.llava_next_video:LlavaNextVideoAdapter",
+        preload=(
+            *_CLIP,
+            *_SIGLIP,
+            "transformers.models.llava_next_video.modeling_llava_next_video",
+            "transformers.models.llava_next.image_processing_pil_llava_next",
+            *_LANGUAGE,
+        ),
+        tower_keys=(*_WITH_NEWLINE, "vision_resampler.", "model.vision_resampler."),
+    ),
+    FamilyEntry(
         family="llava_onevision",
         model_types=("llava_onevision",),
         adapter="spmd_encoder.models.llava_onevision:LlavaOnevisionAdapter",
@@ -315,6 +328,7 @@ NOT_SERVED: tuple[tuple[str, str], ...] = (
     ("llama4", "transformers has its image processor for torchvision only"),
     ("kimi_k25", "transformers has its image processor for torchvision only"),
     ("minicpm_ocr", "transformers has its image processor for torchvision only"),
+    ("video_llava", "it has a tower for films beside the one for pictures, and one family has one tower here"),
     ("kimi_vl", "transformers has no such model, and code of a checkpoint is not run"),
     ("minicpmv", "transformers has MiniCPM-V from 4.6 on, and code of a checkpoint is not run"),
     ("internvl_chat", "transformers has InternVL in its own format only: take the checkpoint whose name ends in -hf"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.glm4v.configuration_glm4v import Glm4vConfig
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
@@ -19,15 +20,16 @@ from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImagePr
 from transformers.models.glm46v.modeling_glm46v import Glm46VForConditionalGeneration
 
 from spmd_encoder.api.cost import CostTable
-from spmd_encoder.api.types import Modality
 from spmd_encoder.models.feed_forward import feed_forward
-from spmd_encoder.models.qwen_vl import ATTENTION, TOWER, PatchPreprocessor, QwenVLAdapter, tiny_whole
+from spmd_encoder.models.glm_video import Glm4vFilms, Glm46VFilms
+from spmd_encoder.models.qwen_video import QwenFilms
+from spmd_encoder.models.qwen_vl import ATTENTION, TOWER, QwenPreprocessor, QwenVLAdapter, tiny_whole
 from spmd_encoder.models.sharding import Split, TowerPlan
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.weights import from_folder
 
 
-class GlmPreprocessor(PatchPreprocessor):
+class GlmPreprocessor(QwenPreprocessor):
     """As Qwen's, but a picture counts as a film of two frames: its bounds are of pixels in both."""
 
     def cost_table(self) -> CostTable:
@@ -40,7 +42,7 @@ class Glm4vAdapter(QwenVLAdapter):
 
     model_types: ClassVar[tuple[str, ...]] = ("glm4v",)
     family = "glm4v"
-    modalities = (Modality.IMAGE,)
+    films: ClassVar[type[QwenFilms]] = Glm4vFilms
     model_class: ClassVar[type[PreTrainedModel]] = Glm4vForConditionalGeneration
     config_class: ClassVar[type[PreTrainedConfig]] = Glm4vConfig
     processor_class: ClassVar[type[Any]] = Glm4vImageProcessorPil
@@ -48,7 +50,12 @@ class Glm4vAdapter(QwenVLAdapter):
 
     @classmethod
     def load_preprocessor(cls, folder: Path) -> GlmPreprocessor:
-        return GlmPreprocessor(from_folder(cls.processor_class, folder))
+        return GlmPreprocessor(from_folder(cls.processor_class, folder), cls.films.load(folder))
+
+    def ask(self, pixels: Tensor, grids: Tensor) -> Any:
+        # The method for films: it makes each layer a picture of its own, which the tower's positions need.
+        model: Any = self._model
+        return model.get_video_features(pixel_values_videos=pixels, video_grid_thw=grids)
 
     @classmethod
     def plan(cls, vision: Any) -> TowerPlan:
@@ -103,3 +110,4 @@ class Glm46VAdapter(Glm4vAdapter):
     model_class = Glm46VForConditionalGeneration
     config_class = Glm46VConfig
     processor_class = Glm46VImageProcessorPil
+    films = Glm46VFilms

@@ -18,8 +18,9 @@ from transformers.models.smolvlm.modeling_smolvlm import SmolVLMForConditionalGe
 
 from spmd_encoder.api.cost import CostTable
 from spmd_encoder.api.tiling import Tiling
-from spmd_encoder.api.types import Detail
+from spmd_encoder.api.types import Detail, Modality
 from spmd_encoder.models.contrastive import TINY_VISION
+from spmd_encoder.models.frame_films import SmolFilms
 from spmd_encoder.models.sharding import TowerPlan
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.towers import tower_plan
@@ -88,10 +89,19 @@ class Idefics3Adapter(VisionLanguageAdapter):
 
 
 class SmolVLMAdapter(Idefics3Adapter):
-    """As Idefics3's, whose code it has."""
+    """As Idefics3's, whose code it has. A frame of a film is a picture in one piece."""
 
     model_types = ("smolvlm",)
     family = "smolvlm"
+    modalities = (Modality.IMAGE, Modality.VIDEO)
     model_class = SmolVLMForConditionalGeneration
     config_class = SmolVLMConfig
     processor_class = SmolVLMImageProcessorPil
+
+    @classmethod
+    def load_preprocessor(cls, folder: Path) -> IdeficsPreprocessor:
+        preprocessor = super().load_preprocessor(folder)
+        config: Any = from_folder(cls.config_class, folder)
+        patch, side = config.vision_config.patch_size, config.vision_config.image_size
+        films = SmolFilms.load(folder, side, patch, (side // patch // config.scale_factor) ** 2)
+        return preprocessor.with_films(films)

@@ -15,9 +15,11 @@ from transformers.models.internvl.modeling_internvl import InternVLForConditiona
 
 from spmd_encoder.api.cost import CostTable
 from spmd_encoder.api.tiling import Tiling, grids_within
+from spmd_encoder.api.types import Modality
 from spmd_encoder.distributed.collectives import sum_over
 from spmd_encoder.models.contrastive import TINY_VISION
 from spmd_encoder.models.fixed_size import tile_side
+from spmd_encoder.models.frame_films import InternFilms
 from spmd_encoder.models.llava import PROJECTION
 from spmd_encoder.models.sharding import RowParallelLinear, Split, TowerPlan, run_batched
 from spmd_encoder.models.tiny import write_random
@@ -73,11 +75,12 @@ ATTENTION = Split(
 class InternVLAdapter(VisionLanguageAdapter):
     """`tokens` `[rows, dim]`: the tiles' rows, row by row of the picture, and last those of the whole picture.
 
-    `grid` has the number of tiles first, then the patches of one of them, high and wide.
+    `grid` has the number of tiles first, then the patches of one of them, high and wide. A frame of a film is one tile.
     """
 
     model_types = ("internvl",)
     family = "internvl"
+    modalities = (Modality.IMAGE, Modality.VIDEO)
     model_class = InternVLForConditionalGeneration
     config_class = InternVLConfig
 
@@ -104,7 +107,8 @@ class InternVLAdapter(VisionLanguageAdapter):
         cost = CostTable(patch=patch, fixed_tokens=side**2, tiling=tiling)
         # transformers' whole processor cuts pictures into tiles, whatever the image processor's own file says.
         rows = int(side * config.downsample_ratio) ** 2
-        return TilePreprocessor(processor, cost, (side, side), rows, crop_to_patches=True)
+        films = InternFilms.load(folder, pixels, patch, rows)
+        return TilePreprocessor(processor, cost, (side, side), rows, crop_to_patches=True).with_films(films)
 
     @classmethod
     def tiny_checkpoint(cls, out: Path, seed: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -60,7 +61,7 @@ class LlavaNextAdapter(VisionLanguageAdapter):
     family = "llava_next"
     model_class: ClassVar[type[PreTrainedModel]] = LlavaNextForConditionalGeneration
     config_class: ClassVar[type[PreTrainedConfig]] = LlavaNextConfig
-    kept = (VISION, PROJECTOR, "model.image_newline")
+    kept: ClassVar[tuple[str, ...]] = (VISION, PROJECTOR, "model.image_newline")
 
     @classmethod
     def plan(cls, config: Any) -> TowerPlan:
@@ -108,3 +109,11 @@ def unpadded(patches: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]
     else:
         width -= 2 * ((width - int(round(real_width * (height / real_height), 7))) // 2)
     return height, width
+
+
+def film_rows(model: Any, frames: Tensor, counts: Sequence[int], *, closing: int = 0) -> list[Tensor]:
+    """Each film's rows, of so many `frames` each: as if all were one film, whose last `closing` rows close each."""
+    rows = model.get_video_features(frames[None]).pooler_output.flatten(0, -2)
+    of_frames, ends = rows[: len(rows) - closing], rows[len(rows) - closing :]
+    each = len(of_frames) // sum(counts)
+    return [torch.cat([own, ends]) for own in torch.split(of_frames, [each * count for count in counts])]

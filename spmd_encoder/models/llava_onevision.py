@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from torch import Tensor
 from transformers.models.llava_onevision.configuration_llava_onevision import LlavaOnevisionConfig
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionForConditionalGeneration
 
+from spmd_encoder.api.types import Modality
 from spmd_encoder.models.contrastive import TINY_VISION
-from spmd_encoder.models.llava_next import AnyResPreprocessor, LlavaNextAdapter, any_resolution
+from spmd_encoder.models.frame_films import OnevisionFilms
+from spmd_encoder.models.llava_next import AnyResPreprocessor, LlavaNextAdapter, any_resolution, film_rows
 from spmd_encoder.models.picture import refused
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.vision_language import TINY_LLAMA
@@ -39,17 +43,29 @@ class OnevisionPreprocessor(AnyResPreprocessor):
 
 
 class LlavaOnevisionAdapter(LlavaNextAdapter):
-    """As LLaVA-NeXT's, of single pictures: those of a request with several are cut into tiles too."""
+    """As LLaVA-NeXT's, of single pictures: those of a request with several are cut into tiles too.
+
+    A film's rows are those of each frame, a quarter of its patches, and a newline behind them all.
+    """
 
     model_types = ("llava_onevision",)
     family = "llava_onevision"
+    modalities = (Modality.IMAGE, Modality.VIDEO)
     model_class = LlavaOnevisionForConditionalGeneration
     config_class = LlavaOnevisionConfig
 
     @classmethod
     def load_preprocessor(cls, folder: Path) -> OnevisionPreprocessor:
         config: Any = from_folder(LlavaOnevisionConfig, folder)
-        return OnevisionPreprocessor(from_folder(LlavaOnevisionImageProcessorPil, folder), config, folder)
+        preprocessor = OnevisionPreprocessor(from_folder(LlavaOnevisionImageProcessorPil, folder), config, folder)
+        side, patch = config.vision_config.image_size, config.vision_config.patch_size
+        rows = math.ceil(side // patch / 2) ** 2
+        return preprocessor.with_films(OnevisionFilms.load(folder, side, patch, rows))
+
+    def rows(self, inputs: dict[str, Tensor], tiles: list[int]) -> Sequence[Tensor]:
+        if "image_sizes" in inputs:
+            return super().rows(inputs, tiles)
+        return film_rows(self._model, inputs["pixel_values"], tiles, closing=OnevisionFilms.closing_rows)
 
     @classmethod
     def tiny_checkpoint(cls, out: Path, seed: int) -> None:

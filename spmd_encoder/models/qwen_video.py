@@ -15,7 +15,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from spmd_encoder.api.cost import VideoCost
 from spmd_encoder.api.types import Detail, ItemOptions, Modality
-from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.base import Film, FilmInfo
 from spmd_encoder.models.base import Features
 from spmd_encoder.models.picture import MAX_ASPECT_RATIO
@@ -23,6 +22,7 @@ from spmd_encoder.models.video import (
     Sampling,
     evenly_from_start,
     evenly_to_end,
+    frames_refused,
     frames_tensor,
     normalised,
     read_video_settings,
@@ -89,11 +89,7 @@ class QwenFilms(ABC):
         try:
             size = self.frame_size(count, height, width)
         except ValueError:
-            raise EncoderError(
-                ErrorCode.MEDIA_CORRUPT,
-                f"frames of {width} x {height} pixels cannot be encoded: this model takes a longer side of at most "
-                f"{MAX_ASPECT_RATIO} times the shorter one",
-            ) from None
+            raise frames_refused(width, height, MAX_ASPECT_RATIO) from None
         frames = resized(frames, *size, int(self._settings["resample"]))
         patches, grid = self._patches(frames)
         t, h, w = grid

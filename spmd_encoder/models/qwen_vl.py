@@ -180,12 +180,13 @@ class QwenVLAdapter(FamilyAdapter):
         return {name: torch.cat([item.tensors[name] for item in items]) for name in ("pixel_values", "image_grid_thw")}
 
     def forward(self, batch: Mapping[str, Tensor]) -> list[TowerOutput]:
-        model: Any = self._model
-        out = model.get_image_features(
-            pixel_values=batch["pixel_values"].to(self._device),
-            image_grid_thw=batch["image_grid_thw"].to(self._device),
-        )
+        out = self.ask(batch["pixel_values"].to(self._device), batch["image_grid_thw"].to(self._device))
         return [TowerOutput(tokens=tokens) for tokens in self.rows(out)]
+
+    def ask(self, pixels: Tensor, grids: Tensor) -> Any:
+        """What transformers' model gives for the patches of pictures and films with these `grids`."""
+        model: Any = self._model
+        return model.get_image_features(pixel_values=pixels, image_grid_thw=grids)
 
     def rows(self, out: Any) -> Sequence[Tensor]:
         """The rows of each picture out of what `get_image_features` gives."""

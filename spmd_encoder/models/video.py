@@ -21,19 +21,21 @@ from spmd_encoder.api.types import ItemOptions
 from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
 from spmd_encoder.media.base import Film, FilmInfo
 
-_BICUBIC, _BILINEAR = 3, 2  # PIL's numbers, which the settings have
-_MODES = {_BICUBIC: "bicubic", _BILINEAR: "bilinear"}
+_LANCZOS, _BILINEAR, _BICUBIC = 1, 2, 3  # PIL's numbers, which the settings have
+_MODES = {_LANCZOS: "lanczos", _BILINEAR: "bilinear", _BICUBIC: "bicubic"}
 
 
 def read_video_settings(folder: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The checkpoint's settings over `defaults`, from the file that transformers would take them from.
 
+    Those for pictures stand in where there are none for films, also (unlike there) in the file of all processors.
     Raises StartupError where that is no JSON object.
     """
     for name, key in (
         ("processor_config.json", "video_processor"),
         ("video_preprocessor_config.json", None),
         ("preprocessor_config.json", None),
+        ("processor_config.json", "image_processor"),
     ):
         if not (folder / name).is_file():
             continue
@@ -86,6 +88,15 @@ def evenly_to_end(sampling: Sampling, info: FilmInfo, options: ItemOptions) -> l
     count = max(1, int(sampling.wanted(info, options)))
     indices: list[int] = np.linspace(0, info.num_frames - 1, count).round().astype(int).tolist()
     return indices
+
+
+def frames_refused(width: int, height: int, most: int) -> EncoderError:
+    """The error for frames that can be decoded but not encoded, as one side is more than `most` times the other."""
+    return EncoderError(
+        ErrorCode.MEDIA_CORRUPT,
+        f"frames of {width} x {height} pixels cannot be encoded: this model takes a longer side of at most {most} "
+        "times the shorter one",
+    )
 
 
 def frames_tensor(film: Film) -> Tensor:

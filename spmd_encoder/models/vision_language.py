@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -15,9 +16,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.configuration_llama import LlamaConfig
 
 from spmd_encoder.api.cost import CostTable
-from spmd_encoder.api.types import Detail, Modality, OutputKind
+from spmd_encoder.api.types import Detail, ItemOptions, Modality, OutputKind
+from spmd_encoder.media.base import Film, FilmInfo
 from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, Preprocessor, TowerOutput
 from spmd_encoder.models.fixed_size import input_size_of
+from spmd_encoder.models.frame_films import FrameFilms
 from spmd_encoder.models.picture import run_processor
 from spmd_encoder.models.pixtral import use_packed_attention
 from spmd_encoder.models.sharding import TowerPlan
@@ -39,9 +42,21 @@ class TilePreprocessor(Preprocessor):
         self._patches = patches
         self._tile_rows = tile_rows
         self._options = options
+        self._films: FrameFilms | None = None
+
+    def with_films(self, films: FrameFilms) -> Self:
+        """The same, which takes films as well: their frames have one tile each."""
+        self._films = films
+        return self
 
     def cost_table(self) -> CostTable:
-        return self._cost
+        return self._cost if self._films is None else replace(self._cost, video=self._films.cost())
+
+    def choose_frames(self, info: FilmInfo, options: ItemOptions) -> Sequence[int]:
+        return super().choose_frames(info, options) if self._films is None else self._films.choose(info, options)
+
+    def preprocess_video(self, film: Film) -> Features:
+        return super().preprocess_video(film) if self._films is None else self._films.features(film)
 
     def preprocess(self, image: Image.Image) -> Features:
         made = run_processor(self.processor, image, **self._options)
@@ -84,7 +99,7 @@ class VisionLanguageAdapter(FamilyAdapter):
     The language half is not even built: a stand-in of the same width, without a layer, takes its place.
     """
 
-    modalities = (Modality.IMAGE,)
+    modalities: ClassVar[tuple[Modality, ...]] = (Modality.IMAGE,)
     model_class: ClassVar[type[PreTrainedModel]]
     config_class: ClassVar[type[PreTrainedConfig]]
     kept: ClassVar[tuple[str, ...]] = (VISION, PROJECTOR)

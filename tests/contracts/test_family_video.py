@@ -94,7 +94,8 @@ def test_frames_are_chosen_within_the_film_and_the_limits(case: Case, num_frames
     for options in (ItemOptions(), ItemOptions(fps=0.5), ItemOptions(fps=1000.0), ItemOptions(max_frames=3)):
         chosen = list(choose(info, options))
         assert chosen, options
-        assert chosen == sorted(set(chosen))
+        assert chosen == sorted(chosen)
+        assert len(set(chosen)) >= len(chosen) - 1  # GLM takes the last of an odd number twice
         assert chosen[0] >= 0
         assert chosen[-1] < num_frames
         assert len(chosen) <= len(list(choose(info, ItemOptions(fps=1000.0))))

@@ -76,6 +76,7 @@ REFERENCES: dict[str, tuple[str, Reference]] = {
     "glm46v": ("Glm46VForConditionalGeneration", _qwen),
     "llava": ("LlavaForConditionalGeneration", _rows),
     "llava_next": ("LlavaNextForConditionalGeneration", _rows),
+    "llava_next_video": ("LlavaNextVideoForConditionalGeneration", _rows),
     "llava_onevision": ("LlavaOnevisionForConditionalGeneration", _rows),
     "internvl": ("InternVLForConditionalGeneration", _tiles),
     "mistral3": ("Mistral3ForConditionalGeneration", _in_company),

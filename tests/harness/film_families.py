@@ -26,6 +26,22 @@ def _ask_qwen(model: Any, inputs: Mapping[str, Tensor]) -> Any:
     return model.get_video_features(pixel_values_videos=inputs["pixel_values"], video_grid_thw=inputs["image_grid_thw"])
 
 
+def _frames(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Families that have a method for films."""
+    rows: Tensor = model.get_video_features(inputs["pixel_values"][None]).pooler_output
+    return rows.flatten(0, -2)
+
+
+def _frames_as_pictures(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Families whose prompt takes a film's frames as pictures."""
+    rows: Tensor = model.get_image_features(inputs["pixel_values"]).pooler_output
+    return rows.flatten(0, -2)
+
+
+def _pictures_of_a_prompt(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat(tuple(model.get_image_features(inputs["pixel_values"][None]).pooler_output))
+
+
 FILM_REFERENCES: dict[str, FilmReference] = {
     "qwen2_5_vl": _qwen,
     "qwen2_vl": _qwen,
@@ -34,4 +50,11 @@ FILM_REFERENCES: dict[str, FilmReference] = {
     "qwen3_5": _qwen,
     "qwen3_5_moe": _qwen,
     "qwen2_5_omni": _qwen,
+    "glm4v": _qwen,
+    "glm4v_moe": _qwen,
+    "glm46v": _qwen,
+    "llava_next_video": _frames,
+    "llava_onevision": _frames,
+    "internvl": _frames_as_pictures,
+    "smolvlm": _pictures_of_a_prompt,
 }

@@ -1,0 +1,51 @@
+"""Pictures where torchvision is installed: `make torchvision` runs this. Ours stay those of Pillow, to the bit."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import skimage.data
+import torch
+from PIL import Image
+
+from spmd_encoder.api.types import Modality
+from spmd_encoder.models import registry
+from spmd_encoder.models.loading import adapter_class, load_preprocessor
+from tests.harness.families import OPTIONS
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="`make torchvision` runs this with torchvision"
+)
+
+SIZES = [(112, 112), (300, 120), (61, 90), (451, 300), (20, 30)]
+
+
+def families() -> list[registry.FamilyEntry]:
+    return [one for one in registry.FAMILIES if Modality.IMAGE in adapter_class(one).modalities]
+
+
+@pytest.mark.parametrize("entry", families(), ids=lambda entry: entry.family)
+def test_a_picture_is_prepared_by_pillow(entry: registry.FamilyEntry, tmp_path: Path) -> None:
+    import transformers
+
+    adapter_class(entry).tiny_checkpoint(tmp_path, seed=0)
+    ours = load_preprocessor(tmp_path)
+    auto: Any = transformers.AutoImageProcessor
+    pillow, vision = (auto.from_pretrained(tmp_path, backend=backend) for backend in ("pil", "torchvision"))
+    assert (pillow.backend, vision.backend) == ("pil", "torchvision")
+    photos: Any = skimage.data
+    furthest = 0.0
+    for size in SIZES:
+        picture = Image.fromarray(photos.chelsea()).resize(size)
+        got = ours.preprocess(picture).tensors["pixel_values"]
+        pixels = [
+            processor(images=[picture], return_tensors="pt", **OPTIONS.get(entry.family, {}))["pixel_values"]
+            for processor in (pillow, vision)
+        ]
+        assert torch.equal(got.flatten(), pixels[0].flatten()), size
+        if pixels[0].shape == pixels[1].shape:
+            furthest = max(furthest, float((pixels[0] - pixels[1]).abs().max()))
+    print(f"{entry.family}: torchvision's differ by up to {furthest:.3g}")
