@@ -13,6 +13,9 @@ from spmd_encoder.media.base import Sound
 from spmd_encoder.models.attention import SegmentAttention
 from spmd_encoder.models.sharding import Split, TowerPlan, run_batched
 
+LONGEST_S = 1800.0
+"""Seconds that a sound of unknown length is priced as where a family has no bound of its own: the server's default."""
+
 
 def check_length(sound: Sound, max_s: float, *, min_samples: int = 1) -> None:
     """Raises EncoderError: TOO_LARGE above `max_s` seconds, MEDIA_CORRUPT below `min_samples`."""
@@ -97,4 +100,13 @@ def check_mels(config_bins: int, extractor: Any, where: object) -> None:
         raise StartupError(
             f"{where}: preprocessor_config.json makes {extractor.feature_size} mel bins, but config.json asks for "
             f"{config_bins}"
+        )
+
+
+def check_window(positions: int, extractor: Any, where: object) -> None:
+    """Raises StartupError where the extractor's window is not the one of a tower with so many positions."""
+    if extractor.nb_max_frames != 2 * positions:
+        raise StartupError(
+            f"{where}: preprocessor_config.json makes windows of {extractor.nb_max_frames} frames, but config.json "
+            f"asks for {2 * positions}"
         )

@@ -5,6 +5,18 @@ from __future__ import annotations
 from spmd_encoder.models.families import FamilyEntry
 
 _WHISPER_FEATURES = "transformers.models.whisper.feature_extraction_whisper"
+_TOWER_AND_PROJECTOR = (
+    *("audio_tower.", "multi_modal_projector."),
+    *("model.audio_tower.", "model.multi_modal_projector."),
+)
+_LANGUAGE = ("transformers.models.llama.modeling_llama", "transformers.models.qwen2.configuration_qwen2")
+"""The stand-in for language models, see `models.vision_language`, and the configuration of one that it replaces."""
+_FLAMINGO = (
+    "transformers.models.audioflamingo3.modeling_audioflamingo3",
+    "transformers.models.musicflamingo.modeling_musicflamingo",
+    _WHISPER_FEATURES,
+    *_LANGUAGE,
+)
 _OMNI_KEYS = ("visual.", "audio_tower.")
 
 AUDIO_FAMILIES: tuple[FamilyEntry, ...] = (
@@ -23,5 +35,33 @@ AUDIO_FAMILIES: tuple[FamilyEntry, ...] = (
             *_OMNI_KEYS,
             *(f"model.{key}" for key in _OMNI_KEYS),
         ),
+    ),
+    FamilyEntry(
+        family="voxtral",
+        model_types=("voxtral",),
+        adapter="spmd_encoder.models.voxtral:VoxtralAdapter",
+        preload=("transformers.models.voxtral.modeling_voxtral", _WHISPER_FEATURES, *_LANGUAGE),
+        tower_keys=_TOWER_AND_PROJECTOR,
+    ),
+    FamilyEntry(
+        family="audioflamingo3",
+        model_types=("audioflamingo3",),
+        adapter="spmd_encoder.models.audioflamingo3:AudioFlamingo3Adapter",
+        preload=_FLAMINGO,
+        tower_keys=_TOWER_AND_PROJECTOR,
+    ),
+    FamilyEntry(
+        family="musicflamingo",
+        model_types=("musicflamingo",),
+        adapter="spmd_encoder.models.audioflamingo3:MusicFlamingoAdapter",
+        preload=_FLAMINGO,
+        tower_keys=_TOWER_AND_PROJECTOR,
+    ),
+    FamilyEntry(
+        family="glmasr",
+        model_types=("glmasr",),
+        adapter="spmd_encoder.models.glmasr:GlmAsrAdapter",
+        preload=("transformers.models.glmasr.modeling_glmasr", _WHISPER_FEATURES, *_LANGUAGE),
+        tower_keys=_TOWER_AND_PROJECTOR,
     ),
 )

@@ -227,4 +227,28 @@ CATALOGUE: tuple[FamilyFacts, ...] = (
         whole="projector",
         batch=_WINDOWS,
     ),
+    FamilyFacts(
+        name="Voxtral",
+        families=("voxtral",),
+        rows="375 for each 30 s, with the silence that fills up the last",
+        width=_TEXT_WIDTH,
+        cut="layers, projector",
+        batch=_WINDOWS,
+    ),
+    FamilyFacts(
+        name="Audio Flamingo 3, Music Flamingo",
+        families=("audioflamingo3", "musicflamingo"),
+        rows="one per 40 ms, in windows of 30 s",
+        width=_TEXT_WIDTH,
+        cut="layers, projector",
+        batch=_WINDOWS,
+    ),
+    FamilyFacts(
+        name="GLM-ASR",
+        families=("glmasr",),
+        rows="one per 80 ms, in windows of 30 s",
+        width=_TEXT_WIDTH,
+        cut="layers, projector",
+        batch=_WINDOWS,
+    ),
 )

@@ -8,7 +8,6 @@ goes the same way: its slices cover everything (views, no copies) and its all-re
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -43,16 +42,17 @@ class Split:
 
     `path` is the module's name within its block, "" for the block itself (such a split stands first: its uncut copy is
     one of the whole block). Names may lead through children. `heads` is the module's attribute with the number of heads
-    (cuts are then at heads; the attribute is set to this rank's number), None cuts single columns. `parts` equal blocks
-    are stacked in each of `columns` (3 for a fused qkv). `norms` are modules whose `weight` goes over the columns of
-    all heads and is cut with them. `run` feeds a hidden state `[rows, width]` to the module. `faster` makes, of the cut
-    module, one that computes the same and takes its place.
+    (cuts are then at heads; the attribute is set to this rank's number), or that number itself where the module tells
+    it from the width; None cuts single columns. `parts` equal blocks are stacked in each of `columns` (3 for a fused
+    qkv). `norms` are modules whose `weight` goes over the columns of all heads and is cut with them. `run` feeds a
+    hidden state `[rows, width]` to the module. `faster` makes, of the cut module, one that computes the same and takes
+    its place.
     """
 
     path: str
     columns: tuple[str, ...]
     row: str
-    heads: str | None = None
+    heads: str | int | None = None
     parts: int = 1
     norms: tuple[str, ...] = ()
     run: Callable[[nn.Module, Tensor], Tensor] = _call
@@ -218,7 +218,7 @@ def _check(model: nn.Module, name: str, split: Split, group: dist.ProcessGroup) 
         module = model.get_submodule(name)
     except AttributeError:
         raise _unexpected(f"it has no {name}") from None
-    linears = [_attribute(module, child) for child in (*split.columns, split.row)]
+    linears = [_child(module, child) for child in (*split.columns, split.row)]
     for child, linear in zip((*split.columns, split.row), linears, strict=True):
         # Exactly Linear: a quantised or wrapped one keeps its weight in another form.
         if type(linear) is not nn.Linear:
@@ -227,7 +227,7 @@ def _check(model: nn.Module, name: str, split: Split, group: dist.ProcessGroup) 
     for child, linear in zip(split.columns, columns, strict=True):
         if linear.out_features != row.in_features * split.parts:
             raise _unexpected(f"{name}.{child} has {linear.out_features} rows for {row.in_features} columns")
-    units = row.in_features if split.heads is None else _attribute(module, split.heads)
+    units = _units(module, split, row.in_features)
     if not isinstance(units, int) or units <= 0 or row.in_features % units:
         raise _unexpected(f"{name} has {units!r} heads over {row.in_features} columns")
     if units < dist.get_world_size(group):
@@ -238,7 +238,7 @@ def _check(model: nn.Module, name: str, split: Split, group: dist.ProcessGroup) 
 def _cut(module: nn.Module, split: Split, group: dist.ProcessGroup) -> None:
     row = _linear(module, split.row)
     width = row.in_features
-    heads = width if split.heads is None else _attribute(module, split.heads)
+    heads = _units(module, split, width)
     assert isinstance(heads, int)  # _check has seen it
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     low, high = bounds(heads, size, rank)
@@ -254,9 +254,8 @@ def _cut(module: nn.Module, split: Split, group: dist.ProcessGroup) -> None:
     bias = row.bias.detach() if row.bias is not None and rank == 0 else None
     weight = row.weight.detach()[:, start:stop].contiguous()
     module.set_submodule(split.row, RowParallelLinear(weight, bias, group))
-    if split.heads is not None:
-        owner, _, name = split.heads.rpartition(".")
-        setattr(module.get_submodule(owner), name, high - low)
+    if isinstance(split.heads, str):
+        setattr(module, split.heads, high - low)
 
 
 def _rows(tensor: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
@@ -271,10 +270,17 @@ def _rows(tensor: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def _attribute(module: nn.Module, name: str) -> object:
-    """What `module` has under a name that may lead through its children; None where it has nothing."""
+def _units(module: nn.Module, split: Split, width: int) -> object:
+    """How many units there are to be shared: heads, or columns. What is no number, or none, is not as expected."""
+    if split.heads is None:
+        return width
+    return getattr(module, split.heads, None) if isinstance(split.heads, str) else split.heads
+
+
+def _child(module: nn.Module, name: str) -> nn.Module | None:
+    """The child of a name that may lead through others; None where there is none."""
     try:
-        return operator.attrgetter(name)(module)
+        return module.get_submodule(name)
     except AttributeError:
         return None
 

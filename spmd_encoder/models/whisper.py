@@ -15,9 +15,8 @@ from transformers.models.whisper.modeling_whisper import WhisperModel
 
 from spmd_encoder.api.cost import AudioCost, CostTable
 from spmd_encoder.api.types import Modality, OutputKind
-from spmd_encoder.errors import StartupError
 from spmd_encoder.media.base import Sound
-from spmd_encoder.models.audio import check_length, check_mels, extract, whisper_plan
+from spmd_encoder.models.audio import check_length, check_mels, check_window, extract, whisper_plan
 from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, Preprocessor, TowerOutput
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.weights import from_folder, load_tower, real_bytes
@@ -72,11 +71,7 @@ class WhisperAdapter(FamilyAdapter):
         preprocessor = cls.load_preprocessor(folder)
         config: Any = from_folder(WhisperConfig, folder)
         check_mels(config.num_mel_bins, preprocessor.extractor, folder)
-        if preprocessor.extractor.nb_max_frames != 2 * config.max_source_positions:
-            raise StartupError(
-                f"{folder}: preprocessor_config.json makes windows of {preprocessor.extractor.nb_max_frames} frames, "
-                f"but config.json asks for {2 * config.max_source_positions}"
-            )
+        check_window(config.max_source_positions, preprocessor.extractor, folder)
         plan = whisper_plan("encoder.layers", config.encoder_layers)
         model = load_tower(WhisperModel, config, folder, "encoder", plan, context)
         return cls(model, preprocessor, context.device)

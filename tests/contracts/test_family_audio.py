@@ -22,7 +22,7 @@ from tests.harness.sound_families import WholeSoundModel
 
 TOLERANCE = 1e-6
 FAMILIES = [entry for entry in registry.FAMILIES if Modality.AUDIO in adapter_class(entry).modalities]
-LENGTHS_S = (0.5, 0.04, 1.0, 1.73, 0.271, 1.999)
+LENGTHS_S = (0.5, 0.07, 1.0, 1.73, 0.271, 1.999)
 
 
 class Case:
@@ -84,6 +84,47 @@ def test_a_batch_equals_its_sounds_in_any_order(case: Case) -> None:
             for i, out in zip(batch, case.run([features[i] for i in batch]), strict=True):
                 assert close(out.tokens, alone[i].tokens)
                 assert close(out.pooled, alone[i].pooled)
+
+
+def test_a_sound_longer_than_a_window_equals_transformers_or_is_refused(case: Case) -> None:
+    short = case.prepare(sound(0.7, case.rate))
+    for seconds in (2.05, 4.73):
+        one = sound(seconds, case.rate)
+        try:
+            features = case.prepare(one)
+        except EncoderError as error:
+            assert error.code is ErrorCode.TOO_LARGE
+            assert "takes at most 2 s" in error.message
+            continue
+        tokens, pooled = case.reference(one)
+        (alone,) = case.run([features])
+        company = [short, features, short]
+        assert len(case.batches(company, (0, 1, 2))) == 1, "these sounds are meant to merge"
+        for out in (alone, case.run(company)[1]):
+            assert close(out.tokens, tokens), seconds
+            assert close(out.pooled, pooled), seconds
+        assert features.num_tokens == len(tokens)
+        item = MediaItem(modality=Modality.AUDIO, data=b"", digest="", seconds=seconds)
+        assert abs(case.adapter.cost_table().tokens(item) - features.cost) <= 0.25 * features.cost
+
+
+def test_no_mask_grows_with_the_square_of_a_batch(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, tuple[int, ...] | None]] = []
+    attention: Any = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query: Tensor, *args: Any, attn_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        calls.append((query.shape[-2], None if attn_mask is None else tuple(attn_mask.shape)))
+        out: Tensor = attention(query, *args, attn_mask=attn_mask, **kwargs)
+        return out
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    features = [case.prepare(one) for one in case.sounds()]
+    case.run(features)
+    assert calls
+    longest = max(item.cost for item in features)
+    for rows, mask in calls:
+        assert rows <= longest, "sounds are attended to together"
+        assert mask is None or mask[-2] == 1, f"a mask of {mask}"
 
 
 def test_results_are_bit_stable_and_depend_on_the_sound(case: Case) -> None:

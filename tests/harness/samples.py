@@ -67,7 +67,7 @@ def forwards(adapter: FamilyAdapter, features: Sequence[Features]) -> list[Tower
 
 
 def _sounds(preprocessor: Preprocessor) -> list[Any]:
-    return [sound(seconds, preprocessor.sampling_rate) for seconds in (0.7, 1.9, 0.06)]
+    return [sound(seconds, preprocessor.sampling_rate) for seconds in (0.7, 1.9, 0.07)]
 
 
 def _answers(

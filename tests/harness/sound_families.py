@@ -60,10 +60,44 @@ def _omni(model: Any, extractor: Any, sound: Sound) -> tuple[Tensor, Tensor | No
     return rows, None
 
 
+def _voxtral(model: Any, extractor: Any, sound: Sound) -> tuple[Tensor, Tensor | None]:
+    """As `VoxtralProcessor._retrieve_input_features`."""
+    whole = _features(extractor, sound, padding=True, truncation=False, pad_to_multiple_of=extractor.n_samples)
+    features = whole["input_features"].reshape(extractor.feature_size, -1, extractor.nb_max_frames).transpose(0, 1)
+    return model.get_audio_features(features).pooler_output, None
+
+
+def _windows(extractor: Any, sound: Sound) -> Mapping[str, Tensor]:
+    """As `AudioFlamingo3Processor._process_audio`."""
+    size = extractor.n_samples
+    windows = [sound.samples[at : at + size] for at in range(0, len(sound.samples), size)]
+    made: Mapping[str, Tensor] = extractor(
+        windows, sampling_rate=sound.rate, return_tensors="pt", return_attention_mask=True
+    )
+    return made
+
+
+def _flamingo(model: Any, extractor: Any, sound: Sound) -> tuple[Tensor, Tensor | None]:
+    made = _windows(extractor, sound)
+    return model.get_audio_features(made["input_features"], made["attention_mask"]).pooler_output, None
+
+
+def _music_flamingo(model: Any, extractor: Any, sound: Sound) -> tuple[Tensor, Tensor | None]:
+    made = _windows(extractor, sound)
+    count = int((((made["attention_mask"].sum(-1) - 1) // 2 + 1) // 2).sum())
+    ids = torch.tensor([[1, 2, *[model.config.audio_token_id] * count, 3]])
+    out = model.get_audio_features(made["input_features"], made["attention_mask"], ids)
+    return out.pooler_output, None
+
+
 SOUNDS: dict[str, tuple[str, str, SoundReference]] = {
     "whisper": ("WhisperModel", "WhisperFeatureExtractor", _whisper),
     "qwen2_audio": ("Qwen2AudioForConditionalGeneration", "WhisperFeatureExtractor", _qwen2_audio),
     "qwen2_5_omni": ("Qwen2_5OmniThinkerForConditionalGeneration", "WhisperFeatureExtractor", _omni),
+    "voxtral": ("VoxtralForConditionalGeneration", "WhisperFeatureExtractor", _voxtral),
+    "audioflamingo3": ("AudioFlamingo3ForConditionalGeneration", "WhisperFeatureExtractor", _flamingo),
+    "musicflamingo": ("MusicFlamingoForConditionalGeneration", "WhisperFeatureExtractor", _music_flamingo),
+    "glmasr": ("GlmAsrForConditionalGeneration", "WhisperFeatureExtractor", _flamingo),
 }
 """Family to (class of the whole model, of its feature extractor, how it is asked)."""
 
