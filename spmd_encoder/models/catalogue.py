@@ -205,9 +205,9 @@ CATALOGUE: tuple[FamilyFacts, ...] = (
         batch="padded and masked",
     ),
     FamilyFacts(
-        name="DINOv2",
-        families=("dinov2",),
-        rows="one per patch",
+        name="DINOv2, without and with registers",
+        families=("dinov2", "dinov2_with_registers"),
+        rows="one per patch; none for registers",
         width="`hidden_size`",
         pooled="the same: the class token after the last norm",
         batch=_STACKED,

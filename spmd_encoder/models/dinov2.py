@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 from transformers.models.dinov2.configuration_dinov2 import Dinov2Config
 from transformers.models.dinov2.modeling_dinov2 import Dinov2Model
@@ -37,28 +38,30 @@ class Dinov2Adapter(FixedSizeAdapter):
     """`pooled` `[hidden]` is transformers' `pooler_output` (the class token after the last norm), `tokens`
     `[patches, hidden]` is the rest of `last_hidden_state`."""
 
-    model_types = ("dinov2",)
+    model_types: ClassVar[tuple[str, ...]] = ("dinov2",)
     family = "dinov2"
     leading_rows = 1
+    model_class: ClassVar[type[PreTrainedModel]] = Dinov2Model
+    config_class: ClassVar[type[PreTrainedConfig]] = Dinov2Config
 
     @classmethod
     def load_preprocessor(cls, folder: Path) -> FixedSizePreprocessor:
         processor: Any = from_folder(BitImageProcessorPil, folder)
-        config: Any = from_folder(Dinov2Config, folder)
+        config: Any = from_folder(cls.config_class, folder)
         # Any size will do: the model resamples its positions.
         return FixedSizePreprocessor(processor, input_size(processor, folder), config.patch_size)
 
     @classmethod
-    def load(cls, folder: Path, context: LoadContext) -> Dinov2Adapter:
+    def load(cls, folder: Path, context: LoadContext) -> Self:
         preprocessor = cls.load_preprocessor(folder)
-        config: Any = from_folder(Dinov2Config, folder)
-        model = load_tower(Dinov2Model, config, folder, "", _plan(config), context)
+        config: Any = from_folder(cls.config_class, folder)
+        model = load_tower(cls.model_class, config, folder, "", _plan(config), context)
         dims = {OutputKind.TOKENS: int(config.hidden_size), OutputKind.POOLED: int(config.hidden_size)}
         return cls(model, preprocessor, dims, context.device)
 
     @classmethod
     def tiny_checkpoint(cls, out: Path, seed: int) -> None:
-        config = Dinov2Config(
+        config = cls.config_class(
             hidden_size=48,
             num_hidden_layers=3,
             num_attention_heads=6,  # not divisible by 4
@@ -71,4 +74,4 @@ class Dinov2Adapter(FixedSizeAdapter):
             image_mean=[0.485, 0.456, 0.406],
             image_std=[0.229, 0.224, 0.225],
         )
-        write_random(Dinov2Model, config, processor, out, seed)
+        write_random(cls.model_class, config, processor, out, seed)

@@ -322,6 +322,16 @@ FAMILIES: tuple[FamilyEntry, ...] = (
             "transformers.models.bit.image_processing_pil_bit",
         ),
     ),
+    FamilyEntry(
+        family="dinov2_with_registers",
+        model_types=("dinov2_with_registers",),
+        adapter="spmd_encoder.models.dinov2_with_registers:Dinov2WithRegistersAdapter",
+        preload=(
+            "transformers.models.dinov2.modeling_dinov2",
+            "transformers.models.dinov2_with_registers.modeling_dinov2_with_registers",
+            "transformers.models.bit.image_processing_pil_bit",
+        ),
+    ),
 )
 
 NOT_SERVED: tuple[tuple[str, str], ...] = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from PIL import Image
@@ -40,8 +40,8 @@ class FixedSizeAdapter(FamilyAdapter):
     """`tokens` are the patches' rows of `last_hidden_state`, row by row of the picture."""
 
     modalities = (Modality.IMAGE,)
-    leading_rows: ClassVar[int] = 0
-    """Rows of `last_hidden_state` before the patches (the class token), which are no part of `tokens`."""
+    leading_rows: int = 0
+    """Rows of `last_hidden_state` before the patches (class token, registers), which are no part of `tokens`."""
 
     def __init__(
         self,

@@ -64,6 +64,11 @@ def _dinov2(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | Non
     return out.last_hidden_state[0, 1:], out.pooler_output[0]
 
 
+def _registers(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    out = model(**inputs)
+    return out.last_hidden_state[0, 1 + model.config.num_register_tokens :], out.pooler_output[0]
+
+
 REFERENCES: dict[str, tuple[str, Reference]] = {
     "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", _qwen),
     "qwen2_vl": ("Qwen2VLForConditionalGeneration", _qwen),
@@ -90,6 +95,7 @@ REFERENCES: dict[str, tuple[str, Reference]] = {
     "siglip": ("SiglipModel", _siglip),
     "siglip2": ("Siglip2Model", _siglip2),
     "dinov2": ("Dinov2Model", _dinov2),
+    "dinov2_with_registers": ("Dinov2WithRegistersModel", _registers),
     "qwen2_5_omni": ("Qwen2_5OmniThinkerForConditionalGeneration", _qwen),
 }
 
