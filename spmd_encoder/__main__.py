@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         Faults.parse(config.faults)  # or every worker would find the mistake
         layout = Layout(*validate_layout(config, env.world_size))
         if check:
+            for note in notes:
+                print(note, file=sys.stderr)
             print(json.dumps({"dp_size": layout.dp_size, "tp_size": layout.tp_size, **config.flat()}, indent=2))
             return 0
         if env.under_torchrun and _is_orphan(launcher):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -109,6 +110,11 @@ def test_the_program_takes_and_refuses() -> None:
     run = [sys.executable, "-m", "spmd_encoder", "--check"]
     done = subprocess.run([*run, "--encoder-only", "--nnodes", "2"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tp_size"] == 1
+    assert done.stderr.splitlines() == [
+        "--encoder-only of SGLang is accepted and does nothing: this server is nothing else",
+        "--nnodes of SGLang is accepted and does nothing: torchrun's own --nnodes says this",
+    ]
     done = subprocess.run([*run, "--language-only"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == (
