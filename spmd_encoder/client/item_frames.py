@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from spmd_encoder.client.arrays import DTYPE_BYTES, ArrayKind, Buffer, to_numpy, to_torch
 
-MAX_HEADER_BYTES = 16 * 1024
+MAX_HEADER_BYTES = 1024 * 1024
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 _Text = Annotated[str, msgspec.Meta(max_length=128)]
+
+
+Detail: TypeAlias = int | float | list[float]
 
 
 class BadFrameError(ValueError):
@@ -41,7 +44,8 @@ class Failure(msgspec.Struct, frozen=True):
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """One of a request's `num_items` messages. `shape` is `[num_tokens, dim]` or `[dim]`, `dtype` torch's name, `grid`
-    (t, h, w) in patches where the model has one, `digest` `sha256:<hex>` of the picture's file as sent."""
+    (t, h, w) in patches where the model has one, `digest` `sha256:<hex>` of the file as sent. `details` are facts about
+    the item that a language model needs, as the model names them; older servers do not send them."""
 
     version: Literal[1]
     request_id: _Text
@@ -55,6 +59,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     grid: tuple[_Count, _Count, _Count] | None
     num_tokens: _Count
     digest: _Text
+    details: Annotated[dict[_Text, Detail], msgspec.Meta(max_length=64)] = msgspec.field(default_factory=dict)
     error: Failure | None
 
 

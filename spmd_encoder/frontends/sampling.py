@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import msgspec
@@ -26,7 +27,9 @@ def sampling_of(fps: object, max_frames: object) -> ItemOptions:
     """Raises `EncoderError` INVALID_REQUEST for numbers out of range, or what is no number."""
     try:
         given = msgspec.convert({"fps": fps, "max_frames": max_frames}, _Sampling)
-    except msgspec.ValidationError:
+        if given.fps is not None and math.isnan(given.fps):
+            raise ValueError
+    except ValueError:
         raise EncoderError(
             ErrorCode.INVALID_REQUEST,
             f"`fps` is a number from {MIN_FPS:g} to {MAX_FPS:g}, `max_frames` an integer from 1 to {MAX_FRAMES}",

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from spmd_encoder.api.types import Embedding
+from spmd_encoder.api.types import Detail, Embedding
 from spmd_encoder.transports.base import Buffer, ItemParcel, PartLabel
 
 VERSION = 1
@@ -37,6 +37,7 @@ class ItemHeader(msgspec.Struct, frozen=True, kw_only=True):
     grid: tuple[int, int, int] | None = None
     num_tokens: int = 0
     digest: str = ""
+    details: dict[str, Detail] = msgspec.field(default_factory=dict)
     error: ItemError | None = None
 
 
@@ -61,6 +62,7 @@ def _header(parcel: ItemParcel) -> ItemHeader:
             grid=outcome.grid,
             num_tokens=outcome.num_tokens,
             digest=outcome.digest,
+            details=outcome.details,
         )
     error = ItemError(outcome.error.code.value, outcome.error.message[:_MAX_MESSAGE_CHARS])
     return ItemHeader(

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spmd_encoder.api.types import Embedding, ItemFailure, Modality, OutputKind
+from spmd_encoder.api.types import Detail, Embedding, ItemFailure, Modality, OutputKind
 from spmd_encoder.client.item_frames import MAX_HEADER_BYTES, BadFrameError, read_frames
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.transports.base import ItemParcel, PartLabel
@@ -87,6 +87,7 @@ TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=128)
 COUNTS = st.integers(0, 2**31 - 1)
 
 
+@settings(deadline=None)
 @given(
     request_id=TEXT,
     part=st.none() | st.builds(lambda name, index: PartLabel(name, index, index + 1), TEXT, st.integers(0, 2**31 - 2)),
@@ -94,6 +95,9 @@ COUNTS = st.integers(0, 2**31 - 1)
     shape=st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple),
     grid=st.none() | st.tuples(COUNTS, COUNTS, COUNTS),
     tokens=COUNTS,
+    details=st.dictionaries(
+        st.text(max_size=20), st.integers(0, 2**40) | st.floats(allow_nan=False) | st.lists(st.floats(0, 9)), max_size=3
+    ),
     error=st.none() | st.tuples(st.sampled_from(ErrorCode), st.text(max_size=3000)),
 )
 def test_both_sides_agree(
@@ -103,6 +107,7 @@ def test_both_sides_agree(
     shape: tuple[int, ...],
     grid: tuple[int, int, int] | None,
     tokens: int,
+    details: dict[str, Detail],
     error: tuple[ErrorCode, str] | None,
 ) -> None:
     values = np.arange(int(np.prod(shape)), dtype="<f2").reshape(shape)
@@ -115,6 +120,7 @@ def test_both_sides_agree(
         digest="sha256:1",
         data=values.tobytes(),
         grid=grid,
+        details=details,
     )
     if error is not None:
         outcome = ItemFailure(error=EncoderError(*error))
@@ -127,7 +133,7 @@ def test_both_sides_agree(
         assert header.error.message == error[1][:1000]
         assert array is None
     else:
-        assert (header.shape, header.grid, header.num_tokens) == (shape, grid, tokens)
+        assert (header.shape, header.grid, header.num_tokens, header.details) == (shape, grid, tokens, details)
         assert np.array_equal(array, values)
 
 
@@ -139,6 +145,10 @@ def without(name: str) -> bytes:
     fields = msgspec.msgpack.decode(HEADER)
     del fields[name]
     return msgspec.msgpack.encode(fields)
+
+
+def test_an_older_server_sends_no_details() -> None:
+    assert read_frames([without("details"), BYTES], "numpy").header.details == {}
 
 
 HOSTILE: dict[str, list[bytes]] = {
@@ -169,7 +179,7 @@ HOSTILE: dict[str, list[bytes]] = {
     "a string of four gigabytes": [b"\xdb\xff\xff\xff\xff", BYTES],
     "no UTF-8": [HEADER.replace(b"enc-1", b"\xff\xff\xff\xff\xff"), BYTES],
     "something behind it": [HEADER + b"\0", BYTES],
-    **{f"without {name}": [without(name), BYTES] for name in msgspec.msgpack.decode(HEADER)},
+    **{f"without {name}": [without(name), BYTES] for name in msgspec.msgpack.decode(HEADER).keys() - {"details"}},
 }
 
 

@@ -9,13 +9,24 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from spmd_encoder.api.types import Embedding, HeldResult, ItemFailure, ItemOutcome, Modality, ModelInfo, OutputKind
+from spmd_encoder.api.types import (
+    Embedding,
+    HeldResult,
+    ItemFailure,
+    ItemOptions,
+    ItemOutcome,
+    Modality,
+    ModelInfo,
+    OutputKind,
+)
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.base import ItemLimits, SourceItem, check_count, item_name, parse_item, read_item
 from spmd_encoder.frontends.destinations import Delivered, Elsewhere
 from spmd_encoder.frontends.digests import held_item
 from spmd_encoder.frontends.grpc.destination import delivered_message, read_destination
 from spmd_encoder.frontends.grpc.protos import encoder_pb2 as pb
+from spmd_encoder.frontends.sampling import DEFAULT_FPS, sampling_of
+from spmd_encoder.media.frames import pack
 
 M = TypeVar("M", bound=Message)
 
@@ -23,9 +34,10 @@ _OUTPUTS = MappingProxyType({OutputKind.POOLED: pb.OUTPUT_POOLED, OutputKind.TOK
 _MODALITIES = MappingProxyType(
     {Modality.IMAGE: pb.MODALITY_IMAGE, Modality.AUDIO: pb.MODALITY_AUDIO, Modality.VIDEO: pb.MODALITY_VIDEO}
 )
-_IMAGES = (pb.MODALITY_UNSPECIFIED, pb.MODALITY_IMAGE)
 # What a reply has besides the embeddings, for each item at most.
 _ENTRY_BYTES = 4096
+# A number of `details`, with its name.
+_NUMBER_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -89,25 +101,52 @@ def write_lookup(
 
 
 def _source(item: pb.Item, limits: ItemLimits, name: str) -> SourceItem:
-    if item.modality not in _IMAGES:
-        return EncoderError(ErrorCode.MEDIA_UNSUPPORTED, "only pictures are encoded by this version", param=name)
-    match item.WhichOneof("source"):
-        case "data":
-            return read_item(Modality.IMAGE, item.data, limits, name)
-        case "url":
-            return parse_item(Modality.IMAGE, item.url, limits, name)
-        case "digest":
-            try:
-                return held_item(Modality.IMAGE, item.digest)
-            except EncoderError as error:
-                return error.at(name)
-        case _:
-            return EncoderError(ErrorCode.INVALID_REQUEST, "an item has `data`, `url` or `digest`", param=name)
+    try:
+        modality, options = read_kind(item)
+        match item.WhichOneof("source"):
+            case "data":
+                return read_item(modality, item.data, limits, name, options)
+            case "url":
+                return parse_item(modality, item.url, limits, name, options)
+            case "digest":
+                return held_item(modality, item.digest, options)
+            case "frames":
+                return read_item(modality, _clip(modality, item, options), limits, name)
+            case _:
+                raise EncoderError(ErrorCode.INVALID_REQUEST, "an item has `data`, `url`, `digest` or `frames`")
+    except EncoderError as error:
+        return error.at(name)
+
+
+def read_kind(message: pb.Item | pb.LookupRequest) -> tuple[Modality, ItemOptions]:
+    """Raises `EncoderError` INVALID_REQUEST."""
+    number = message.modality or pb.MODALITY_IMAGE
+    modality = next((modality for modality, known in _MODALITIES.items() if known == number), None)
+    if modality is None:
+        raise EncoderError(ErrorCode.INVALID_REQUEST, f"there is no modality {number}")
+    fps = message.fps if message.HasField("fps") else None
+    max_frames = message.max_frames if message.HasField("max_frames") else None
+    if modality is not Modality.VIDEO and (fps, max_frames) != (None, None):
+        raise EncoderError(ErrorCode.INVALID_REQUEST, "`fps` and `max_frames` say how a film is sampled")
+    return modality, sampling_of(fps, max_frames)
+
+
+def _clip(modality: Modality, item: pb.Item, options: ItemOptions) -> bytes:
+    if modality is not Modality.VIDEO or options.max_frames is not None:
+        raise EncoderError(
+            ErrorCode.INVALID_REQUEST, "`frames` are a film's, and encoded as they are, so they take no `max_frames`"
+        )
+    return pack(item.frames.files, options.fps or DEFAULT_FPS)
 
 
 def reply_bytes(outcomes: Sequence[ItemOutcome]) -> int:
     """At most how many bytes the reply has."""
-    return sum(_ENTRY_BYTES + (len(memoryview(o.data).cast("B")) if isinstance(o, Embedding) else 0) for o in outcomes)
+    return sum(_ENTRY_BYTES + (_embedding_bytes(o) if isinstance(o, Embedding) else 0) for o in outcomes)
+
+
+def _embedding_bytes(embedding: Embedding) -> int:
+    numbers = sum(len(value) if isinstance(value, list) else 1 for value in embedding.details.values())
+    return memoryview(embedding.data).nbytes + _NUMBER_BYTES * numbers
 
 
 def write_reply(request_id: str, model: str, outcomes: Sequence[ItemOutcome]) -> bytes:
@@ -149,6 +188,8 @@ def _describe(message: pb.Embedding, embedding: Embedding) -> None:
     message.num_tokens = embedding.num_tokens
     message.digest = embedding.digest
     message.cached = embedding.cached
+    if embedding.details:
+        message.details.update(embedding.details)
 
 
 def model_message(info: ModelInfo) -> pb.Model:

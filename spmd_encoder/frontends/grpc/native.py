@@ -10,7 +10,7 @@ import msgspec
 from google.protobuf.json_format import Parse
 
 from spmd_encoder.api.service import EncoderService
-from spmd_encoder.api.types import ItemOutcome, Modality
+from spmd_encoder.api.types import ItemOutcome
 from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError, ErrorCode, time_over
 from spmd_encoder.frontends.base import ItemLimits, check_model, check_output, item_name, known_model
@@ -19,6 +19,7 @@ from spmd_encoder.frontends.grpc.calls import Call, Method
 from spmd_encoder.frontends.grpc.messages import (
     model_message,
     parse,
+    read_kind,
     read_output,
     read_request,
     reply_bytes,
@@ -103,7 +104,7 @@ class NativeService:
 
     async def _lookup(self, call: Call, data: bytes) -> bytes:
         request = parse(pb.LookupRequest, data)
-        keys = lookup_keys(request.digests, Modality.IMAGE)
+        keys = lookup_keys(request.digests, *read_kind(request))
         model = check_model(self._service, self._config.served_name, request.model or None)
         output = read_output(request.output) or known_model(self._service).default_output
         check_output(self._service, output)

@@ -110,6 +110,7 @@ def _safetensors(embedding: Embedding) -> Rendered:
         "grid": embedding.grid,
         "num_tokens": embedding.num_tokens,
         "digest": embedding.digest,
+        "details": embedding.details,
     }
     parts = file.finish({_ITEM_KEY: msgspec.json.encode(about).decode()})
     return Rendered(200, parts, media_type=SAFETENSORS_TYPE)

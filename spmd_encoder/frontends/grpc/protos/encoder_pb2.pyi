@@ -29,26 +29,44 @@ OUTPUT_POOLED: Output
 OUTPUT_TOKENS: Output
 
 class Item(_message.Message):
-    __slots__ = ("modality", "data", "url", "digest")
+    __slots__ = ("modality", "data", "url", "digest", "frames", "fps", "max_frames")
     MODALITY_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     URL_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    FPS_FIELD_NUMBER: _ClassVar[int]
+    MAX_FRAMES_FIELD_NUMBER: _ClassVar[int]
     modality: Modality
     data: bytes
     url: str
     digest: str
-    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., data: _Optional[bytes] = ..., url: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+    frames: Frames
+    fps: float
+    max_frames: int
+    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., data: _Optional[bytes] = ..., url: _Optional[str] = ..., digest: _Optional[str] = ..., frames: _Optional[_Union[Frames, _Mapping]] = ..., fps: _Optional[float] = ..., max_frames: _Optional[int] = ...) -> None: ...
+
+class Frames(_message.Message):
+    __slots__ = ("files",)
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, files: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("digests", "output", "model")
+    __slots__ = ("digests", "output", "model", "modality", "fps", "max_frames")
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODALITY_FIELD_NUMBER: _ClassVar[int]
+    FPS_FIELD_NUMBER: _ClassVar[int]
+    MAX_FRAMES_FIELD_NUMBER: _ClassVar[int]
     digests: _containers.RepeatedScalarFieldContainer[str]
     output: Output
     model: str
-    def __init__(self, digests: _Optional[_Iterable[str]] = ..., output: _Optional[_Union[Output, str]] = ..., model: _Optional[str] = ...) -> None: ...
+    modality: Modality
+    fps: float
+    max_frames: int
+    def __init__(self, digests: _Optional[_Iterable[str]] = ..., output: _Optional[_Union[Output, str]] = ..., model: _Optional[str] = ..., modality: _Optional[_Union[Modality, str]] = ..., fps: _Optional[float] = ..., max_frames: _Optional[int] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
     __slots__ = ("model", "output", "results")
@@ -155,7 +173,7 @@ class ItemResult(_message.Message):
     def __init__(self, embedding: _Optional[_Union[Embedding, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Embedding(_message.Message):
-    __slots__ = ("modality", "output", "shape", "dtype", "data", "grid", "num_tokens", "digest", "cached", "delivered")
+    __slots__ = ("modality", "output", "shape", "dtype", "data", "grid", "num_tokens", "digest", "cached", "delivered", "details")
     MODALITY_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +184,7 @@ class Embedding(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
     modality: Modality
     output: Output
     shape: _containers.RepeatedScalarFieldContainer[int]
@@ -176,7 +195,8 @@ class Embedding(_message.Message):
     digest: str
     cached: bool
     delivered: Delivered
-    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., output: _Optional[_Union[Output, str]] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., data: _Optional[bytes] = ..., grid: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., digest: _Optional[str] = ..., cached: _Optional[bool] = ..., delivered: _Optional[_Union[Delivered, _Mapping]] = ...) -> None: ...
+    details: _struct_pb2.Struct
+    def __init__(self, modality: _Optional[_Union[Modality, str]] = ..., output: _Optional[_Union[Output, str]] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., data: _Optional[bytes] = ..., grid: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., digest: _Optional[str] = ..., cached: _Optional[bool] = ..., delivered: _Optional[_Union[Delivered, _Mapping]] = ..., details: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class Delivered(_message.Message):
     __slots__ = ("num_bytes", "file", "zmq", "staged")
