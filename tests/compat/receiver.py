@@ -1,9 +1,9 @@
 """Runs in a virtual environment of its own, beside SGLang and without this package: SGLang's own `MMReceiverHTTP`.
 
-It asks an encoder for pictures' embeddings as a language server does, and writes down what it put together. Usage:
-`python receiver.py BACKEND URL OUT PICTURE...`, where BACKEND is zmq_to_tokenizer, zmq_to_scheduler or mooncake; with
-the latter two, two scheduler ranks receive. OUT is a folder: `rows-<rank>.npy`, `grid-<rank>.json`, or
-`error-<rank>.json`.
+It asks an encoder for items' embeddings as a language server does, and writes down what it put together. Usage:
+`python receiver.py BACKEND URL OUT MODALITY FILE...`, where MODALITY is image, video or audio, and BACKEND is
+zmq_to_tokenizer, zmq_to_scheduler or mooncake; with the latter two, two scheduler ranks receive. OUT is a folder:
+`rows-<rank>.npy`, `grid-<rank>.json`, or `error-<rank>.json`.
 """
 
 from __future__ import annotations
@@ -68,19 +68,21 @@ class Processor:
 
     def __init__(self) -> None:
         self.rows: Any = None
-        self.grid: Any = None
+        self.told: dict[str, Any] = {}
 
     def get_validated_mm_data(self, prompt: Any, embeddings: dict[Any, Any], **meta: Any) -> Any:
         ((modality, self.rows),) = embeddings.items()
-        assert modality.name == "IMAGE"
-        self.grid = meta["img_grid_thw"]
+        grids = {"IMAGE": "img_grid_thw", "VIDEO": "video_grid_thw", "AUDIO": "audio_feature_lens"}
+        assert {name for name in grids.values() if meta[name] is not None} == {grids[modality.name]}
+        times = {name: meta[name] for name in ("video_timestamps", "second_per_grid_ts") if name in meta}
+        self.told = {"modality": modality.name, "grid": meta[grids[modality.name]].tolist(), **times}
         return Inputs()
 
     def save(self, out: Path, rank: int) -> None:
         import numpy as np
 
         np.save(out / f"rows-{rank}.npy", self.rows.float().numpy())
-        (out / f"grid-{rank}.json").write_text(json.dumps({"grid": self.grid.tolist(), "dtype": str(self.rows.dtype)}))
+        (out / f"grid-{rank}.json").write_text(json.dumps({**self.told, "dtype": str(self.rows.dtype)}))
 
 
 def receiver(backend: str, urls: list[str], processor: Processor) -> Any:
@@ -102,14 +104,15 @@ def receiver(backend: str, urls: list[str], processor: Processor) -> Any:
     return made
 
 
-def request(pictures: list[str]) -> Any:
-    return SimpleNamespace(image_data=pictures, video_data=None, audio_data=None, mm_content_hashes=None, rid=None)
+def request(modality: str, items: list[str]) -> Any:
+    data = {f"{name}_data": items if name == modality else None for name in ("image", "video", "audio")}
+    return SimpleNamespace(**data, mm_content_hashes=None, rid=None)
 
 
-def to_tokenizer(urls: list[str], pictures: list[str], out: Path) -> None:
+def to_tokenizer(urls: list[str], wanted: Any, out: Path) -> None:
     processor = Processor()
     made = receiver("zmq_to_tokenizer", urls, processor)
-    result = asyncio.run(made.recv_mm_data(request(pictures), processor, "prompt"))
+    result = asyncio.run(made.recv_mm_data(wanted, processor, "prompt"))
     if result is None:
         (out / "error-0.json").write_text(json.dumps({"message": "no embeddings", "code": None}))
     else:
@@ -135,7 +138,7 @@ def with_memory(made: Any) -> None:
     pool._cond = threading.Condition(pool._lock)
 
 
-def scheduler_rank(rank: int, backend: str, urls: list[str], pictures: list[str], out: Path) -> None:
+def scheduler_rank(rank: int, backend: str, urls: list[str], wanted: Any, out: Path) -> None:
     """One rank of a language server's scheduler; rank 0 plays its tokenizer, too."""
     stand_in_for_torchvision()
     import msgspec
@@ -160,7 +163,6 @@ def scheduler_rank(rank: int, backend: str, urls: list[str], pictures: list[str]
         )
     made.create_req = lambda received: received.rid
 
-    wanted = request(pictures)
     told: list[Any] = []
     if rank == 0:
         ready = made._send_encode_request(wanted, on_dispatch_error=told.append)
@@ -201,17 +203,18 @@ def gather(value: Any) -> list[Any]:
 
 
 def main() -> int:
-    backend, url, folder, *files = sys.argv[1:]
+    backend, url, folder, modality, *files = sys.argv[1:]
     out = Path(folder)
     # Twice the same encoder: the receiver makes two parts of the request.
     urls = [url, url]
-    pictures = ["data:image/png;base64," + base64.b64encode(Path(file).read_bytes()).decode() for file in files]
+    items = [f"data:{modality}/x;base64," + base64.b64encode(Path(file).read_bytes()).decode() for file in files]
+    wanted = request(modality, items)
     if backend == "zmq_to_tokenizer":
         stand_in_for_torchvision()
-        to_tokenizer(urls, pictures, out)
+        to_tokenizer(urls, wanted, out)
         return 0
     spawn = multiprocessing.get_context("spawn")
-    ranks = [spawn.Process(target=scheduler_rank, args=(rank, backend, urls, pictures, out)) for rank in range(RANKS)]
+    ranks = [spawn.Process(target=scheduler_rank, args=(rank, backend, urls, wanted, out)) for rank in range(RANKS)]
     for process in ranks:
         process.start()
     for process in ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -12,7 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from spmd_encoder.client import Audio, Client, Video
+from spmd_encoder.models.qwen2_audio import Qwen2AudioAdapter
+from tests.harness.media import film, tone, wav
 from tests.harness.reference import QwenReference
 from tests.harness.world import World, noise_png, off_by
 
@@ -41,16 +46,16 @@ def served(request: pytest.FixtureRequest, qwen_tiny: Path) -> Iterator[tuple[st
         yield request.param, world.start().wait_ready(replicas=2)
 
 
-def receive(backend: str, world: World, pictures: list[bytes], folder: Path) -> list[Outcome]:
+def receive(backend: str, world: World, items: list[bytes], folder: Path, modality: str = "image") -> list[Outcome]:
     """What each rank of the language server ends with."""
     assert INTERPRETER is not None
     files = []
-    for index, picture in enumerate(pictures):
-        files.append(folder / f"{index}.png")
-        files[-1].write_bytes(picture)
+    for index, item in enumerate(items):
+        files.append(folder / f"{index}.bin")
+        files[-1].write_bytes(item)
     script = Path(__file__).with_name("receiver.py")
     done = subprocess.run(
-        [INTERPRETER, script, backend, world.url, folder, *files],
+        [INTERPRETER, script, backend, world.url, folder, modality, *files],
         capture_output=True,
         text=True,
         timeout=300,
@@ -85,6 +90,38 @@ def test_the_receiver_puts_together_transformers_rows(
         assert off_by(outcome.rows, expected) <= 1e-5
         assert outcome.grid["dtype"] == "torch.float32"
         assert [t * h * w // 4 for t, h, w in outcome.grid["grid"]] == [len(reference.tokens(p)) for p in pictures]
+
+
+def test_films_with_their_grids_and_times(served: tuple[str, World], tmp_path: Path) -> None:
+    backend, world = served
+    frames = [np.asarray(Image.open(io.BytesIO(noise_png(seed, 84, 56)))) for seed in range(12)]
+    films = [film("mp4", "libx264", frames[:count]) for count in (12, 6, 8)]
+    with Client(world.url) as client:
+        expected = client.encode([Video(data) for data in films], output="tokens")
+    for outcome in receive(backend, world, films, tmp_path, "video"):
+        assert outcome.error is None
+        assert outcome.rows is not None and outcome.grid is not None
+        assert off_by(outcome.rows, np.concatenate([result.numpy() for result in expected])) <= 1e-5
+        assert outcome.grid["modality"] == "VIDEO"
+        assert outcome.grid["grid"] == [list(result.grid or ()) for result in expected]
+        assert outcome.grid["second_per_grid_ts"] == [result.details["second_per_grid_ts"] for result in expected]
+
+
+def test_sounds_with_their_lengths(tmp_path: Path) -> None:
+    checkpoint, backend = tmp_path / "checkpoint", "zmq_to_tokenizer"
+    Qwen2AudioAdapter.tiny_checkpoint(checkpoint, 0)
+    sounds = [wav(tone(count, 16_000), 16_000) for count in (8000, 16_000, 5000)]
+    flags = ("--model-path", str(checkpoint), "--encoder-transfer-backend", backend)
+    with World(*flags, nproc=1) as world:
+        world.start().wait_ready(replicas=1)
+        with Client(world.url) as client:
+            expected = client.encode([Audio(data) for data in sounds], output="tokens")
+        (outcome,) = receive(backend, world, sounds, tmp_path, "audio")
+    assert outcome.error is None
+    assert outcome.rows is not None and outcome.grid is not None
+    assert off_by(outcome.rows, np.concatenate([result.numpy() for result in expected])) <= 1e-5
+    assert outcome.grid["modality"] == "AUDIO"
+    assert outcome.grid["grid"] == [result.details["audio_feature_length"] for result in expected]
 
 
 def test_an_error_reaches_every_rank(served: tuple[str, World], tmp_path: Path) -> None:
