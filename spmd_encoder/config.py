@@ -60,6 +60,12 @@ class ParallelConfig:
     dp_size: int | None = flag(
         None, "copies of the model; must be world size / tp size", alias=("--dp", "--data-parallel-size")
     )
+    mm_encoder_tp_mode: str = flag(
+        "weights",
+        "what the ranks of a copy share: the weights, or (data) the items of a batch, with whole weights on each rank; "
+        "the latter is faster for small towers",
+        choices=("weights", "data"),
+    )
     frontend: str = flag(
         "node0",
         "who may host HTTP and gRPC: only node 0's lowest leader, or the lowest leader of any node whose port is free",

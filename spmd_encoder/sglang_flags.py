@@ -62,7 +62,7 @@ FLAGS: tuple[Foreign, ...] = (
     Foreign("--dist-init-addr", _ACCEPTED, "torchrun's --rdzv-endpoint says this"),
     Foreign("--base-gpu-id", _ACCEPTED, "each rank takes the GPU of its local rank; use CUDA_VISIBLE_DEVICES"),
     Foreign("--gpu-id-step", _ACCEPTED, "each rank takes the GPU of its local rank; use CUDA_VISIBLE_DEVICES"),
-    Foreign("--mm-enable-dp-encoder", _ACCEPTED, "a smaller --tp-size gives more replicas, which is that", 0),
+    Foreign("--mm-enable-dp-encoder", _ACCEPTED, "--mm-encoder-tp-mode data is that", 0),
     Foreign("--enable-metrics", _ACCEPTED, "/metrics is always there; --metrics-names adds SGLang's names", 0),
     Foreign("--extra-metric-labels", _ACCEPTED, "let the scrape configuration add them"),
     Foreign("--enable-trace", _ACCEPTED, "no traces are sent", 0),

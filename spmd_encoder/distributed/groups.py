@@ -105,6 +105,13 @@ def form_tp_group(store: TorchStore, layout: Layout, rank: int, *, backend: str,
     return group
 
 
+def own_group() -> dist.ProcessGroup:
+    """A group of this rank alone. Collective: every rank of the default group calls it."""
+    group: dist.ProcessGroup
+    group, _ = dist.new_subgroups(1)
+    return group
+
+
 def epoch_scope(store: TorchStore, start_name: str, replica: int, epoch: int) -> TorchStore:
     return store.under(f"start/{start_name}/replica/{replica}/epoch/{epoch}")
 

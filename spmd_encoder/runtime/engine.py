@@ -62,7 +62,8 @@ class TowerEngine:
 
     async def run(self, jobs: Sequence[Job], items: Sequence[Prepared]) -> BatchResult:
         features = [item.features for item in items if isinstance(item, PreparedItem)]
-        tensors = await asyncio.to_thread(self._pack, features)
+        shares = self._worker.shares([item.cost for item in features])
+        tensors = await asyncio.to_thread(self._pack, features, shares)
 
         def before() -> None:
             self._faults.before_forward(job.digest for job in jobs)
@@ -70,24 +71,27 @@ class TowerEngine:
         def after(result: ForwardResult) -> BatchResult:
             outcomes = [
                 finish(job.output or self._adapter.default_output, item, output)
-                for job, item, output in zip(jobs, features, result.outputs, strict=True)
+                for job, item, output in zip(jobs, features, _in_order(result.outputs, shares), strict=True)
             ]
             return BatchResult(outcomes, result.forward_s)
 
         return await self._worker.execute(tensors, before=before, after=after)
 
-    def _pack(self, features: Sequence[Features]) -> dict[str, Tensor]:
-        tensors = self._adapter.pack(features)
-        return pinned(tensors) if self._pins else tensors
+    def _pack(self, features: Sequence[Features], shares: Sequence[Sequence[int]]) -> list[dict[str, Tensor]]:
+        """The tensors of each shard."""
+        packed = [self._adapter.pack([features[i] for i in share]) if share else {} for share in shares]
+        return [pinned(tensors) for tensors in packed] if self._pins else packed
 
     async def try_out(self, features: Sequence[Features], flag: str) -> None:
         """A batch of the warm-up, whose size `flag` bounds. Raises StartupError where it shows that the model cannot be
         served like this."""
-        tensors = await asyncio.to_thread(self._pack, features)
+        shares = self._worker.shares([item.cost for item in features])
+        tensors = await asyncio.to_thread(self._pack, features, shares)
         kind = self._adapter.default_output
 
         def after(result: ForwardResult) -> list[EngineOutput | EncoderError]:
-            return [finish(kind, item, output) for item, output in zip(features, result.outputs, strict=True)]
+            outputs = _in_order(result.outputs, shares)
+            return [finish(kind, item, output) for item, output in zip(features, outputs, strict=True)]
 
         outcomes = await self._worker.execute(tensors, before=lambda: None, after=after, trial_flag=flag)
         for outcome in outcomes:
@@ -96,6 +100,12 @@ class TowerEngine:
                     f"in the warm-up {outcome.message}: its weights are broken, or --dtype is too narrow for them; "
                     "download it again, or give another --dtype"
                 )
+
+
+def _in_order(outputs: Sequence[TowerOutput], shares: Sequence[Sequence[int]]) -> list[TowerOutput]:
+    """What came shard after shard, by item."""
+    by_item = dict(zip((index for share in shares for index in share), outputs, strict=True))
+    return [by_item[index] for index in range(len(outputs))]
 
 
 def finish(kind: OutputKind, features: Features, output: TowerOutput) -> EngineOutput | EncoderError:

@@ -18,7 +18,7 @@ from spmd_encoder.api.profiling import ProfileOutcome
 from spmd_encoder.api.types import ModelInfo
 from spmd_encoder.config import Config
 from spmd_encoder.distributed.channel import FollowerChannel, LeaderChannel
-from spmd_encoder.distributed.groups import TorchStore, connect_store, epoch_scope, form_tp_group
+from spmd_encoder.distributed.groups import TorchStore, connect_store, epoch_scope, form_tp_group, own_group
 from spmd_encoder.distributed.layout import Layout
 from spmd_encoder.media.pool import PreparerPool
 from spmd_encoder.models.base import FamilyAdapter, LoadContext
@@ -40,6 +40,7 @@ from spmd_encoder.worker.device import default_preparers, pick_device, set_threa
 from spmd_encoder.worker.encoder import MMEncoder
 from spmd_encoder.worker.faults import Faults
 from spmd_encoder.worker.profiling import Profiler
+from spmd_encoder.worker.spread import SpreadItems, SpreadWeights
 from spmd_encoder.worker.worker import FollowerWorker, LeaderWorker
 
 log = logging.getLogger(__name__)
@@ -280,11 +281,17 @@ def _load(place: _Place, *, orders_address: str | None) -> MMEncoder:
     dtype = resolve_dtype(config.model.dtype, place.folder)
     if config.model.dtype == "auto" and (stored := stored_dtype(place.folder)) != str(dtype).removeprefix("torch."):
         log.warning("the checkpoint is of %s, in which towers of its family overflow: served in %s", stored, dtype)
-    context = LoadContext(dtype=dtype, device=device, group=group, fast_linears=config.model.fast_linears)
+    # `holders` are the ranks that hold one copy of the weights.
+    holders, spread = (
+        (own_group(), SpreadItems(group))
+        if config.parallel.mm_encoder_tp_mode == "data"
+        else (group, SpreadWeights(group))
+    )
+    context = LoadContext(dtype=dtype, device=device, group=holders, fast_linears=config.model.fast_linears)
     adapter = load_adapter(place.folder, context)
     dist.barrier(group=group)
     log.debug("loaded on %s with %d threads", device, threads)
-    return MMEncoder(adapter, group, device)
+    return MMEncoder(adapter, spread, device)
 
 
 def _model_info(place: _Place, adapter: FamilyAdapter) -> ModelInfo:

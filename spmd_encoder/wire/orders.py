@@ -9,13 +9,14 @@ from spmd_encoder.wire.messages import Message, TensorSpec
 
 
 class RunBatch(Message, frozen=True):
-    """Take these tensors from the leader by broadcast, in this order, and run the forward on them.
+    """Take your tensors from the leader, in this order, and run the forward on them. `shards` is one that all ranks
+    have, or one per rank, of which some may be empty.
 
     `trial`: it is one of the warm-up, and this flag bounds its size.
     """
 
     order: int
-    tensors: tuple[TensorSpec, ...]
+    shards: tuple[tuple[TensorSpec, ...], ...]
     trial: str = ""
 
 

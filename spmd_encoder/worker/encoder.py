@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from spmd_encoder.distributed.collectives import from_leader
 from spmd_encoder.models.base import FamilyAdapter, TowerOutput
 from spmd_encoder.wire.messages import TensorSpec
+from spmd_encoder.worker.spread import Shard, Spread
 
 
 @dataclass(frozen=True)
@@ -24,13 +23,14 @@ class ForwardResult:
 class MMEncoder:
     """Runs on the compute thread of every TP rank, with equal arguments in equal order."""
 
-    def __init__(self, adapter: FamilyAdapter, group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(self, adapter: FamilyAdapter, spread: Spread, device: torch.device) -> None:
         self.adapter = adapter
-        self._group = group
+        self.spread = spread
         self.device = device
 
-    def run(self, specs: Sequence[TensorSpec], tensors: Mapping[str, Tensor] | None) -> ForwardResult:
-        """Take the batch from the leader (who passes `tensors`; the others None) and run the forward.
+    def run(self, shards: Sequence[Shard], tensors: Sequence[Mapping[str, Tensor]] | None) -> ForwardResult:
+        """Take this rank's part of the batch from the leader (who passes `tensors` of every shard; the others None) and
+        run the forward. On the leader there are the outputs of all items, shard after shard.
 
         Outputs are on the CPU. Of a GPU only the end is waited for, and what a family reads back of its index tensors
         at the start: pinned inputs are copied while the forward is being queued, its outputs to pinned memory after it.
@@ -39,19 +39,14 @@ class MMEncoder:
         """
         started = time.perf_counter()
         with torch.inference_mode():
-            batch: dict[str, Tensor] = {}
-            for spec in specs:
-                if tensors is not None:
-                    tensor = tensors[spec.name].to(self.device, non_blocking=True)
-                else:
-                    tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=self.device)
-                batch[spec.name] = from_leader(self._group, tensor)
+            batch = self.spread.take(shards, tensors, self.device)
             outputs = [
                 TowerOutput(tokens=_fetched(out.tokens), pooled=None if out.pooled is None else _fetched(out.pooled))
-                for out in self.adapter.forward(batch)
+                for out in (self.adapter.forward(batch) if batch else ())
             ]
             if self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).synchronize()
+            outputs = self.spread.gather(outputs, shards, self.device)
         return ForwardResult(outputs, time.perf_counter() - started)
 
 

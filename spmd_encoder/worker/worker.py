@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar, assert_never
@@ -37,24 +37,29 @@ class LeaderWorker:
     def compute_cpu_s(self) -> float:
         return self._compute.cpu_s
 
+    def shares(self, costs: Sequence[int]) -> list[list[int]]:
+        """Which items make which shard of a batch, by index."""
+        return self._encoder.spread.shares(costs)
+
     async def execute(
         self,
-        tensors: Mapping[str, Tensor],
+        tensors: Sequence[Mapping[str, Tensor]],
         *,
         before: Callable[[], None],
         after: Callable[[ForwardResult], T],
         trial_flag: str = "",
     ) -> T:
-        """Run one batch on the whole group. `before` (fault injection) and `after` (checks, conversion to bytes)
-        run on the compute thread around the forward. `trial_flag`: see `worker.trial`."""
-        specs, order = specs_of(tensors), self._next
+        """Run one batch, of which each shard has its `tensors`, on the whole group. `before` (fault injection) and
+        `after` (checks, conversion to bytes) run on the compute thread around the forward. `trial_flag`: see
+        `worker.trial`."""
+        shards, order = tuple(specs_of(shard) for shard in tensors), self._next
         self._next += 1
-        self._channel.send(RunBatch(order=order, tensors=specs, trial=trial_flag))
+        self._channel.send(RunBatch(order=order, shards=shards, trial=trial_flag))
 
         def call() -> T:
             before()
             with trial(trial_flag), self._profiler.forward():
-                result = self._encoder.run(specs, tensors)
+                result = self._encoder.run(shards, tensors)
             return after(result)
 
         result = await self._compute.submit(call)
@@ -122,7 +127,7 @@ class FollowerWorker:
 
     def _run(self, order: RunBatch) -> None:
         with trial(order.trial), self._profiler.forward():
-            self._encoder.run(order.tensors, None)
+            self._encoder.run(order.shards, None)
 
     async def _answer(self, order: int, outcome: Future[ProfileOutcome]) -> None:
         self._channel.send(ProfileDone(order=order, outcome=await asyncio.wrap_future(outcome)))

@@ -49,22 +49,28 @@ def shapes_of(entry: FamilyEntry) -> list[tuple[int, int]]:
 
 # To a world these are as LLaVA-NeXT or Qwen2-VL: `test_family.py` and `test_tp_equality.py` compare their numbers.
 AS_OTHERS = {*SAME_TOWER, "llava", "llava_onevision", "internvl", "gemma3", "paligemma", "idefics3", "glm4v", "qwen3_5"}
-CASES = [(entry, shape) for entry in FAMILIES if entry.family not in AS_OTHERS for shape in shapes_of(entry)]
+SERVED = [entry for entry in FAMILIES if entry.family not in AS_OTHERS]
+CASES = [(entry, shape, "weights") for entry in SERVED for shape in shapes_of(entry)] + [
+    (entry, (1, 3), "data") for entry in SERVED if entry.family in IN_EVERY_SHAPE
+]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0].family}-dp{case[1][0]}tp{case[1][1]}")
+@pytest.fixture(
+    scope="module", params=CASES, ids=lambda case: f"{case[0].family}-dp{case[1][0]}tp{case[1][1]}-{case[2]}"
+)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, context: LoadContext
 ) -> Iterator[tuple[World, list[Wanted], float]]:
     """With what its items give, and what the numbers may differ by."""
-    entry, (dp, tp) = request.param
+    entry, (dp, tp), mode = request.param
     folder: Path = tmp_path_factory.mktemp(entry.family)
     adapter_class(entry).tiny_checkpoint(folder, seed=11)
-    flags = ("--model-path", str(folder), "--tp-size", str(tp), "--cache-bytes", "0")
+    sizes = ("--tp-size", str(tp), "--mm-encoder-tp-mode", mode)
+    flags = ("--model-path", str(folder), *sizes, "--cache-bytes", "0")
     with World(*flags, nproc=dp * tp) as world:
         world.start()
         wanted = [one for modality in adapter_class(entry).modalities for one in want(modality, entry, folder, context)]
-        yield world.wait_ready(replicas=dp), wanted, 1e-6 if tp == 1 else 1e-5
+        yield world.wait_ready(replicas=dp), wanted, 1e-6 if tp == 1 or mode == "data" else 1e-5
 
 
 def want(modality: Modality, entry: FamilyEntry, folder: Path, context: LoadContext) -> list[Wanted]:

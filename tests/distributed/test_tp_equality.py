@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-5
 """Largest difference over largest value at TP > 1."""
 FAMILIES = "families.json"
+NUMBERS = ("difference", "bfloat16_difference", "spread_difference", "largest_share")
 
 
 def write_checkpoints(root: Path) -> list[str]:
@@ -69,6 +70,7 @@ def test_split_towers_equal_whole_ones(checkpoints: tuple[Path, list[str]], tmp_
     for name in names:
         assert found[name]["difference"] <= TOLERANCE, found
         assert found[name]["bfloat16_difference"] <= 0.1, found
+        assert found[name]["spread_difference"] <= 1e-6, found
         # No rank holds the whole tower, and nothing but what cannot be split is held twice.
         assert found[name]["largest_share"] < 0.8, found
         # Each kind of module that is cut is compared with a whole one at the start.
@@ -110,10 +112,39 @@ def compare(folder: Path, group: Any, alone: Any) -> dict[str, float]:
         for out in (single, in_batch):
             worst = max(worst, relative(out.tokens, want.tokens), relative(out.pooled, want.pooled))
         worst_half = max(worst_half, relative(rough.tokens, want.tokens), relative(rough.pooled, want.pooled))
+    worst_spread = spread_items(unsplit, wanted, group)
     # Every rank's numbers count, not rank 0's alone.
-    numbers = torch.tensor([worst, worst_half, adapter.tower_bytes / unsplit.tower_bytes])
+    numbers = torch.tensor([worst, worst_half, worst_spread, adapter.tower_bytes / unsplit.tower_bytes])
     dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=group)
-    return dict(zip(("difference", "bfloat16_difference", "largest_share"), numbers.tolist(), strict=True))
+    return dict(zip(NUMBERS, numbers.tolist(), strict=True))
+
+
+def spread_items(adapter: Any, wanted: Any, group: Any) -> float:
+    """The largest difference where each rank has whole weights and its own items: batches of one (all other ranks have
+    none), two, and as many as are there."""
+    import torch
+    import torch.distributed as dist
+
+    from spmd_encoder.worker.encoder import MMEncoder, specs_of
+    from spmd_encoder.worker.spread import SpreadItems
+
+    encoder = MMEncoder(adapter, SpreadItems(group), torch.device("cpu"))
+    leads, worst = dist.get_rank(group) == 0, 0.0
+    by_key: dict[Any, list[Any]] = {}
+    for sample in wanted:
+        by_key.setdefault((sample.features.modality, adapter.batch_key(sample.features)), []).append(sample)
+    for samples in by_key.values():
+        for count in sorted({1, min(2, len(samples)), len(samples)}):
+            items = [sample.features for sample in samples[:count]]
+            shares = encoder.spread.shares([item.cost for item in items])
+            tensors = [adapter.pack([items[i] for i in share]) if share else {} for share in shares]
+            outputs = encoder.run([specs_of(shard) for shard in tensors], tensors if leads else None).outputs
+            order = [index for share in shares for index in share]
+            assert len(outputs) == (count if leads else 0)
+            for index, out in zip(order, outputs, strict=False):
+                want = samples[index]
+                worst = max(worst, relative(out.tokens, want.tokens), relative(out.pooled, want.pooled))
+    return worst
 
 
 def refusals(root: Path, group: Any) -> dict[str, str]:

@@ -34,7 +34,7 @@ async def contexts() -> AsyncIterator[Iterator[Context]]:
 
 
 def order(number: int) -> RunBatch:
-    return RunBatch(order=number, tensors=())
+    return RunBatch(order=number, shards=((),))
 
 
 async def test_every_follower_gets_every_order_in_turn(contexts: Iterator[Context], tmp_path: Path) -> None:

@@ -230,6 +230,6 @@ async def test_a_follower_tells_a_warm_up_from_serving(tmp_path: Path, flag: str
         await leader.wait_for_followers(5)
         profiler = Profiler(ProfileOutcome(rank=1, dp_rank=0, tp_rank=1), torch.device("cpu"), None)
         follower = FollowerWorker(Full(), compute, end, profiler)
-        leader.send(RunBatch(order=0, tensors=(), trial=flag))
+        leader.send(RunBatch(order=0, shards=((),), trial=flag))
         with pytest.raises(error, match="memory"):
             await asyncio.wait_for(follower.follow(), 5)
