@@ -30,6 +30,7 @@ from tests.unit.test_media_image import LOSSLESS, refused, sample, save
 
 ROOT = Path(__file__).parents[2]
 HERE = "test_media_corpus.py"
+CONTRACTS, WORLDS = "../contracts", "../distributed"
 
 KINDS = {
     # One bad input harms more than itself.
@@ -101,6 +102,66 @@ KINDS = {
         "test_media_fetch.py::test_more_than_the_limit",
         "test_media_fetch.py::test_too_slow",
         "test_media_fetch.py::test_no_more_connections_than_allowed_and_waiting_counts",
+    ],
+    # Numbers.
+    "towers overflow in float16": ["test_weights.py::test_float16_is_refused_where_towers_overflow_in_it"],
+    "rows that are not finite look like success": [
+        "test_http_render.py::test_what_is_not_finite_is_the_items_failure",
+        "test_http_embeddings.py::test_values_that_are_not_finite",
+    ],
+    "rows depend on the company in a batch": [
+        f"{CONTRACTS}/test_family.py::test_a_batch_equals_its_pictures_in_any_order",
+        f"{CONTRACTS}/test_family_audio.py::test_a_batch_equals_its_sounds_in_any_order",
+        f"{CONTRACTS}/test_family_video.py::test_a_batch_equals_its_films_in_any_order",
+    ],
+    "rows are not the reference's": [
+        f"{CONTRACTS}/test_family.py::test_a_picture_alone_equals_transformers",
+        f"{CONTRACTS}/test_family_audio.py::test_a_sound_equals_transformers_and_keeps_its_promises",
+        f"{CONTRACTS}/test_family_video.py::test_a_film_equals_transformers_and_keeps_its_promises",
+        f"{CONTRACTS}/test_logits.py::test_logits_are_those_of_the_whole_model",
+    ],
+    "items of several kinds change places": [
+        f"{WORLDS}/test_films.py::test_pictures_films_and_a_broken_film_in_one_request",
+        f"{WORLDS}/test_families.py::test_all_outputs_in_any_company",
+    ],
+    # Sounds and films.
+    "a small file becomes gigabytes": [
+        "test_media_bounds.py::test_a_small_file_does_not_become_gigabytes",
+        "test_media_bounds.py::test_frames_that_are_not_chosen_are_not_kept",
+        "test_media_audio.py::test_the_limit_is_held_to_while_decoding",
+    ],
+    "one rate or one channel only": [
+        "test_media_audio.py::test_every_format_gives_its_signal",
+        "test_media_audio.py::test_channels_are_averaged",
+        "test_media_resample.py::test_what_is_above_nyquist_does_not_come_back",
+    ],
+    "very short or empty sounds": [
+        "test_media_audio.py::test_the_shortest_sounds",
+        "test_media_audio.py::test_no_sample_is_corrupt",
+        f"{CONTRACTS}/test_family_audio.py::test_every_length_is_encoded_or_refused_with_a_reason",
+    ],
+    "a film with broken frames fails, or falls short of a promise": [
+        "test_media_video.py::test_of_a_film_that_was_cut_what_is_there_is_taken",
+        "test_media_video.py::test_frames_that_are_broken_are_left_out",
+        "test_media_video.py::test_a_film_of_which_nothing_decodes_is_corrupt",
+        f"{WORLDS}/test_films.py::test_a_broken_film_fails_alone",
+    ],
+    "every frame of a long film is decoded": [
+        "test_media_video.py::test_far_frames_cost_one_group_each",
+        "test_media_video.py::test_limits_name_their_flags",
+    ],
+    "a request raises the operator's or the family's limit": [
+        f"{CONTRACTS}/test_family_video.py::test_frames_are_chosen_within_the_film_and_the_limits",
+        f"{WORLDS}/test_films.py::test_a_file_as_json",
+        "test_media_video.py::test_limits_name_their_flags",
+    ],
+    "codes that cannot be decoded are found out late": [
+        "test_media_video.py::test_what_is_decoded_is_told",
+        "test_media_video.py::test_codes_that_are_not_listed_are_unsupported",
+        "test_media_audio.py::test_codes_that_are_not_listed_are_unsupported",
+    ],
+    "what is told of one film is another's": [
+        f"{WORLDS}/test_films.py::test_pictures_films_and_a_broken_film_in_one_request"
     ],
 }
 
