@@ -119,6 +119,7 @@ class DPDispatcher:
         for job, item in zip(new, request.items, strict=True):
             self._jobs.open(job.job_id, request, item, output, now)
         futures = [self._jobs.future(job.job_id) for job in new]
+        self._admission.coming(now)
         try:
             self._apply(self._ledger.submit(new, now))
             return await asyncio.gather(*futures)

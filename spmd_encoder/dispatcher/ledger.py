@@ -76,7 +76,7 @@ class Ledger:
         self.retried = 0
         self.joined = 0
         self.answered_tokens = 0
-        """Price of all works that were done."""
+        """Price of all works of callers that were done: probes are too small to tell a pace by."""
 
     # -- questions
 
@@ -166,9 +166,10 @@ class Ledger:
             return []
         if not work.held:
             self._suspicion.answered(work.digest)
-        self.answered_tokens += work.charged_tokens
-        if work.pinned is None and kept is not None:
-            self._directory.learn(work.key, replica, kept)
+        if work.pinned is None:
+            self.answered_tokens += work.charged_tokens
+            if kept is not None:
+                self._directory.learn(work.key, replica, kept)
         jobs = self._close(work)
         delivered: list[Command] = [Deliver(jobs, replica)] if jobs else []
         return delivered + self._assign()

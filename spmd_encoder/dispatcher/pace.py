@@ -9,11 +9,21 @@ LEAST_S, MOST_S = 1.0, 60.0
 
 
 class Pace:
-    """Encoder tokens answered over the last seconds."""
+    """Encoder tokens answered over the last seconds in which there was something to do.
+
+    Time without work says nothing of how fast the world is: a busy time knows nothing of those before it.
+    """
 
     def __init__(self) -> None:
         self._answered: deque[tuple[float, int]] = deque()
         self._tokens = 0
+        self._began = 0.0
+
+    def begin(self, now: float) -> None:
+        """Work comes where there was none."""
+        self._answered.clear()
+        self._tokens = 0
+        self._began = now
 
     def answered(self, tokens: int, now: float) -> None:
         self._answered.append((now, tokens))
@@ -25,9 +35,8 @@ class Pace:
         self._forget(now)
         if not self._tokens:
             return LEAST_S
-        began = self._answered[0][0]
-        per_s = self._tokens / max(LEAST_S, now - began)
-        return min(MOST_S, max(LEAST_S, tokens / per_s))
+        elapsed_s = min(WINDOW_S, now - self._began)
+        return min(MOST_S, max(LEAST_S, tokens * elapsed_s / self._tokens))
 
     def _forget(self, now: float) -> None:
         while self._answered and now - self._answered[0][0] > WINDOW_S:

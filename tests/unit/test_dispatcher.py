@@ -130,13 +130,19 @@ async def test_a_deadline_is_an_answer(tmp_path: Path) -> None:
 async def test_a_full_queue_says_how_long_it_will_take(tmp_path: Path) -> None:
     async with world(tmp_path, limits={"max_queued_items": 4}) as w:
         (scheduler,) = await w.up()
-        assert await done(w.encode(b"aaaa")) == [b"aaaa"]  # 10 tokens, and as many for the probe, in the last moment
         scheduler.held = True
-        tasks = [w.encode(b"%d" % number) for number in range(4)]
-        await until(lambda: w.outstanding() == [4])
+        first, *tasks = [w.encode(b"%d" % number) for number in range(4)]
+        await until(lambda: len(scheduler.open) == 4)
+        await asyncio.sleep(0.5)
+        waiting, scheduler.open = scheduler.open[1:], scheduler.open[:1]
+        scheduler.release()
+        assert await done(first) == [b"0"]
+        scheduler.held, scheduler.open = True, waiting
+        tasks.append(w.encode(b"4"))
+        await until(lambda: len(scheduler.open) == 4)
         error = await refused(w.encode(b"more"), ErrorCode.QUEUE_FULL)
         assert error.retry_after_s is not None
-        assert error.retry_after_s >= 2.0, "40 tokens, at 20 in a second or slower"
+        assert error.retry_after_s >= 2.0, "40 tokens, at 10 in half a second or slower"
         scheduler.release()
         for task in tasks:
             await task

@@ -92,6 +92,17 @@ def placed(commands: Sequence[Command]) -> dict[int, int]:
     return {command.replica: len(command.work_ids) for command in commands if isinstance(command, Send)}
 
 
+def test_probes_are_no_answered_tokens() -> None:
+    book = ledger(tokens=1000)
+    book.replica_ready(0)
+    book.submit(jobs(1, 7), 0.0)
+    book.probe(NewJob(job_id=30, digest="probe", cost_tokens=50, deadline=1e9, pinned=0))
+    book.completed(0, 30)
+    assert book.answered_tokens == 0
+    book.completed(0, 1)
+    assert book.answered_tokens == 7
+
+
 def test_a_full_replica_is_skipped() -> None:
     """Whatever the policy likes: it is asked about replicas with room alone."""
     asked: list[tuple[int, ...]] = []

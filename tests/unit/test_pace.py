@@ -19,5 +19,14 @@ def test_the_past_is_forgotten() -> None:
     pace = Pace()
     pace.answered(1_000_000, 0.0)
     pace.answered(10, 15.0)
-    assert pace.wait_s(20, 20.0) == 10.0, "10 tokens in 5 s"
+    assert pace.wait_s(20, 20.0) == 20.0, "10 tokens in 10 s"
     assert pace.wait_s(200, 30.0) == LEAST_S
+
+
+def test_time_without_work_does_not_make_a_burst_seem_slow() -> None:
+    pace = Pace()
+    pace.answered(10, 92.0)
+    pace.begin(100.0)
+    assert pace.wait_s(4000, 100.0) == LEAST_S, "nothing is known of this burst yet"
+    pace.answered(400, 100.5)
+    assert pace.wait_s(4000, 100.5) == 5.0, "400 tokens in half a second"
