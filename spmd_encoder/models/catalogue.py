@@ -213,6 +213,14 @@ CATALOGUE: tuple[FamilyFacts, ...] = (
         batch=_STACKED,
     ),
     FamilyFacts(
+        name="DINOv3, vision transformers",
+        families=("dinov3_vit",),
+        rows="one per patch; none for registers",
+        width="`hidden_size`",
+        pooled="the same: the class token after the last norm",
+        batch=_STACKED,
+    ),
+    FamilyFacts(
         name="Whisper",
         families=("whisper",),
         rows="one per 20 ms of a window of 30 s",

@@ -332,6 +332,12 @@ FAMILIES: tuple[FamilyEntry, ...] = (
             "transformers.models.bit.image_processing_pil_bit",
         ),
     ),
+    FamilyEntry(
+        family="dinov3_vit",
+        model_types=("dinov3_vit",),
+        adapter="spmd_encoder.models.dinov3_vit:DINOv3ViTAdapter",
+        preload=("transformers.models.dinov3_vit.modeling_dinov3_vit",),
+    ),
 )
 
 NOT_SERVED: tuple[tuple[str, str], ...] = (

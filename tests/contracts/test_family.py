@@ -163,7 +163,7 @@ def _values(features: Features) -> dict[float, float]:
 
     Of its first tile or patch, which is no padding in any family.
     """
-    values, counts = features.tensors["pixel_values"][0].unique(return_counts=True)
+    values, counts = features.tensors["pixel_values"][0].round(decimals=4).unique(return_counts=True)
     assert len(values) <= 3, "a picture of one colour became one of several"
     shares = (counts / counts.sum()).tolist()
     return {round(value, 4): round(share, 4) for value, share in zip(values.tolist(), shares, strict=True)}

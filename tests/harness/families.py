@@ -11,6 +11,8 @@ import transformers
 from PIL import Image
 from torch import Tensor
 
+from spmd_encoder.models.dinov3_pictures import DINOv3Processor
+
 Reference = Callable[[Any, dict[str, Tensor]], tuple[Tensor, Tensor | None]]
 """(whole model, processor's tensors of one picture) to (tokens, pooled)."""
 
@@ -96,6 +98,7 @@ REFERENCES: dict[str, tuple[str, Reference]] = {
     "siglip2": ("Siglip2Model", _siglip2),
     "dinov2": ("Dinov2Model", _dinov2),
     "dinov2_with_registers": ("Dinov2WithRegistersModel", _registers),
+    "dinov3_vit": ("DINOv3ViTModel", _registers),
     "qwen2_5_omni": ("Qwen2_5OmniThinkerForConditionalGeneration", _qwen),
 }
 
@@ -123,7 +126,9 @@ class WholeModel:
         name, self._ask = REFERENCES[family]
         models: Any = transformers  # its classes are only partly typed
         self.model = getattr(models, name).from_pretrained(folder, dtype=torch.float32).eval()
-        self._processor = models.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        # transformers has DINOv3's for torchvision only; ours is compared with it by `make torchvision`.
+        ours = DINOv3Processor.from_folder(folder) if family == "dinov3_vit" else None
+        self._processor = ours or models.AutoImageProcessor.from_pretrained(folder, backend="pil")
         self._options = OPTIONS.get(family, {})
 
     def encode(self, image: Image.Image) -> tuple[Tensor, Tensor | None]:

@@ -251,6 +251,8 @@ def test_processors_load_by_the_names_and_fields_that_real_checkpoints_have(
         ("siglip", {"size": {"height": 64, "width": 100}}, "100 x 64 pixels, but config.json asks for 100 x 100"),
         ("clip", {"do_center_crop": False}, "does not bring pictures to one size"),
         ("siglip", {"do_resize": False}, "does not bring pictures to one size"),
+        ("dinov3_vit", {"do_center_crop": True}, "do_center_crop = True is not supported"),
+        ("dinov3_vit", {"size": {"shortest_edge": 224}}, "settings of DINOv3ViTImageProcessor cannot be read"),
         ("siglip2", {"patch_size": 14}, "patches of 14 pixels, but config.json asks for 16"),
         ("qwen3_vl", {"patch_size": 14}, r"\(14, 2, 2\), but config.json asks for \(16, 2, 2\)"),
         (
