@@ -17,6 +17,7 @@ from spmd_encoder.api.types import ItemOutcome, MediaItem, OutputKind
 from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.http.app import create_app
+from spmd_encoder.media.frames import pack
 from tests.harness.fake_server import FakeServer, fake_server
 from tests.harness.fake_service import (
     MODEL,
@@ -28,6 +29,7 @@ from tests.harness.fake_service import (
     picture_file,
     size_embedding,
 )
+from tests.harness.media import tone, wav
 
 URL = "https://a.test/cat.png"
 SERVER = replace(Config().server, max_items_per_request=4)
@@ -84,6 +86,24 @@ async def test_every_way_to_name_a_picture(client: httpx.AsyncClient) -> None:
     assert vectors(await embed(client, ways)) == [[3, 9]] * 4
     for way in ways:
         assert vectors(await embed(client, way)) == [[3, 9]]
+
+
+async def test_sounds_and_films(client: httpx.AsyncClient, service: FakeService) -> None:
+    sound = base64.b64encode(wav(tone(1600, 16_000), 16_000)).decode()
+    film = "data:video/x;base64," + base64.b64encode(pack([picture_file(3)], 2.0)).decode()
+    ways: list[Any] = [
+        {"audio": "data:audio/wav;base64," + sound},
+        {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}},
+        {"video": film},
+        {"type": "video_url", "video_url": {"url": film}},
+    ]
+    assert len(vectors(await embed(client, ways))) == 4
+    assert [item.modality.value for item in service.seen[0].items] == ["audio", "audio", "video", "video"]
+    for bad in ({**ways[0], **ways[2]}, {**ways[1], "type": "video_url"}, {"input_audio": {"data": sound}}, {}):
+        reply = await embed(client, [bad])
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input[0]")
+    reply = await embed(client, {"type": "input_audio", "input_audio": {"data": "!!"}})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +179,7 @@ async def test_text_is_not_embedded(client: httpx.AsyncClient, text: Any) -> Non
     reply = await embed(client, [picture(5), text])
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["param"]) == (400, "INVALID_REQUEST", "input[1]")
-    assert "pictures, not text" in error["message"] and "data:image/png;base64," in error["message"]
+    assert "films, not text" in error["message"] and "data:image/png;base64," in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +267,7 @@ def test_openais_client_raises_what_it_knows(official: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         official.embeddings.create(model="gpt", input=picture(5))
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
-    with pytest.raises(openai.BadRequestError, match="pictures, not text") as text:
+    with pytest.raises(openai.BadRequestError, match="films, not text") as text:
         official.embeddings.create(model="fake", input=[picture(5), "hello"])
     assert (text.value.code, text.value.param, text.value.type) == (
         "INVALID_REQUEST",

@@ -1,9 +1,10 @@
-"""`POST /v1/embeddings`, as clients of OpenAI's API call it: one vector per picture, all or nothing."""
+"""`POST /v1/embeddings`, as clients of OpenAI's API call it: one vector per item, all or nothing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -42,12 +43,40 @@ class _ImageUrl(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     detail: str | None = None
 
 
+class _VideoUrl(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    url: str
+
+
+class _InputAudio(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """`data` is base64. `format` has no meaning here, since the bytes show it."""
+
+    data: str
+    format: str | None = None
+
+
 class _Object(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """`{"image": ...}`, or a content part of OpenAI's chat: `{"type": "image_url", "image_url": {"url": ...}}`."""
+    """`{"image": ...}`, `{"audio": ...}` or `{"video": ...}`, or a content part of OpenAI's chat as its `type` says."""
 
     image: str | None = None
-    type: Literal["image_url"] | None = None
+    audio: str | None = None
+    video: str | None = None
+    type: Literal["image_url", "input_audio", "video_url"] | None = None
     image_url: _ImageUrl | None = None
+    input_audio: _InputAudio | None = None
+    video_url: _VideoUrl | None = None
+
+    def given(self) -> dict[str, str]:
+        """The text of each member but `type`, by the member's name."""
+        part = self.input_audio
+        texts = {
+            "image": self.image,
+            "audio": self.audio,
+            "video": self.video,
+            "image_url": None if self.image_url is None else self.image_url.url,
+            "input_audio": None if part is None else "data:audio/x;base64," + part.data,
+            "video_url": None if self.video_url is None else self.video_url.url,
+        }
+        return {name: text for name, text in texts.items() if text is not None}
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -69,9 +98,13 @@ class _Parsed:
     dimensions: int | None
 
 
-_NO_PICTURE = (
-    "this server embeds pictures, not text; send each as a data URI (data:image/png;base64,...) or a URL "
-    '(https://...), alone or as {"image": "..."} or {"type": "image_url", "image_url": {"url": "..."}}'
+_PARTS = MappingProxyType(
+    {"image_url": Modality.IMAGE, "input_audio": Modality.AUDIO, "video_url": Modality.VIDEO},
+)
+_NO_ITEM = (
+    "this server embeds pictures, sounds and films, not text; send each as a data URI (data:image/png;base64,...) or a "
+    'URL (https://...): a picture alone, or {"image": "..."}, {"audio": "..."}, {"video": "..."}, or a content part of '
+    "type image_url, input_audio or video_url"
 )
 
 
@@ -80,7 +113,7 @@ def embeddings_routes(backend: Backend) -> APIRouter:
 
     @router.post(
         "/v1/embeddings",
-        summary="Embed pictures, one vector each, as OpenAI's API does",
+        summary="Embed pictures, sounds or films, one vector each, as OpenAI's API does",
         response_model=schemas.EmbeddingsReply,
         responses=EMBEDDINGS_REPLIES,
         openapi_extra=EMBEDDINGS_REQUEST,
@@ -131,17 +164,20 @@ def _name_in_list(index: int) -> str:
 
 def _source(entry: str | _Object | int | list[Any], limits: ItemLimits, name: str) -> SourceItem:
     """One input; its failure is a value."""
-    text: str | None = None
     match entry:
         case str():
-            text = entry
-        case _Object(image=str(image), image_url=None, type=None):
-            text = image
-        case _Object(image=None, image_url=_ImageUrl(url=url), type="image_url"):
-            text = url
-    if text is not None and (text[:5].lower() == "data:" or is_remote(text)):
-        return parse_item(Modality.IMAGE, text, limits, name)
-    return EncoderError(ErrorCode.INVALID_REQUEST, _NO_PICTURE, param=name)
+            given, kind = {"image": entry}, None
+        case _Object(type=kind):
+            given = entry.given()
+        case _:
+            given, kind = {}, None
+    if len(given) == 1:
+        ((member, text),) = given.items()
+        # A content part names its member in `type`; the others have none.
+        is_whole = member == kind if member in _PARTS else kind is None
+        if is_whole and (text[:5].lower() == "data:" or is_remote(text)):
+            return parse_item(_PARTS.get(member) or Modality(member), text, limits, name)
+    return EncoderError(ErrorCode.INVALID_REQUEST, _NO_ITEM, param=name)
 
 
 def _check_model(backend: Backend, model: str | None) -> str:

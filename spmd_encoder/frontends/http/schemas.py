@@ -161,10 +161,41 @@ class ImagePart(BaseModel):
     image_url: ImageUrl
 
 
+class VideoUrl(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    url: str = Field(description="as `video` of an item")
+
+
+class VideoPart(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["video_url"]
+    video_url: VideoUrl
+
+
+class InputAudio(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    data: str = Field(description="base64 of the file")
+    format: str | None = Field(None, description="ignored: the file shows it")
+
+
+class AudioPart(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class WholeFilm(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    video: str = Field(description="a data URI or URL of a film")
+
+
+EmbeddingsInput = Picture | Item | SoundItem | WholeFilm | ImagePart | AudioPart | VideoPart
+
+
 class EmbeddingsBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    input: Picture | Item | ImagePart | Annotated[list[Picture | Item | ImagePart], Field(min_length=1)] = Field(
-        description="one picture or several"
+    input: EmbeddingsInput | Annotated[list[EmbeddingsInput], Field(min_length=1)] = Field(
+        description="one picture, sound or film, or several; as far as the model takes them"
     )
     model: str | None = Field(None, description="if given, must be the served model's name")
     encoding_format: Literal["float", "base64"] | None = Field(
