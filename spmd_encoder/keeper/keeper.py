@@ -189,7 +189,7 @@ class Keeper:
             return life.result() if life.exception() is None else Stop(exit_code=0)
         log.info("draining")
         started = time.monotonic()
-        clean = await self._front.dispatcher.drain(deadline_s)
+        clean = await self._front.drain(deadline_s)
         stop = Stop(exit_code=0 if clean else EXIT_DRAIN_CUT)
         await self._front.dispatcher.stop_world(stop)
         log.info("drained in %.2f s", time.monotonic() - started)

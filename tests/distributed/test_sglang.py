@@ -125,6 +125,26 @@ async def test_a_broken_picture_fails_its_part_alone(served: tuple[World, str]) 
                 assert (await receiver.message()).head.error_code == 400
 
 
+async def test_parts_that_wait_for_receivers_are_finished_by_a_drain(qwen_tiny: Path) -> None:
+    with World("--model-path", str(qwen_tiny), nproc=2) as world, Receiver() as receiver:
+        world.start().wait_ready(replicas=2)
+        async with httpx.AsyncClient(base_url=world.url, timeout=60) as http:
+            waiting = encode(http, "drained", 0, None)
+            sizes = {"req_id": "drained_local_part_0", "part_idx": 0}
+            (await http.post("/scheduler_receive_meta_data", json=sizes)).raise_for_status()
+            world.terminate()
+            await asyncio.to_thread(world.wait_for, "the drain", lambda: " draining" in world.log())
+            assert (await encode(http, "late", 1, None)).status_code == 503
+            registration = {"req_id": "drained_local_part_0", "receive_count": 1, "receive_url": receiver.url}
+            (await http.post("/scheduler_receive_url", json=registration)).raise_for_status()
+            message = await receiver.message()
+            assert message.head.error_msg is None
+            assert message.rows
+            assert (await waiting).status_code == 200
+        await asyncio.to_thread(world.wait_end)
+        assert set(world.exit_codes().values()) == {0}
+
+
 def test_the_log_says_what_becomes_of_foreign_flags(served: tuple[World, str]) -> None:
     world, _ = served
     assert world.log().count("--encoder-only of SGLang is accepted and does nothing") == 1

@@ -219,6 +219,11 @@ class SglangDialect:
             raise RefusalError(error.status, error.message) if error else RefusalError(500, "the encode failed")
         return header
 
+    async def drain(self) -> None:
+        """Return when no part is being encoded or has rows that wait for receivers, which may still register."""
+        while self._parts.num_active:
+            await asyncio.sleep(_TICK_S)
+
     async def close(self) -> None:
         """Tell all who wait that the server ends. May be called again."""
         if self._timer is not None:
