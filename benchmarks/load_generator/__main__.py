@@ -9,7 +9,8 @@ request was due (no coordinated omission), also where --clients bounds how many 
 the sending instead, and `sent_late_ms` is the difference: where it grows without --clients, this generator is too slow.
 
 Progress goes to stderr, the result as JSON to stdout. The exit code is 1 where a request failed that was meant well,
-or a bad one got another answer than it should.
+or a bad one got another answer than it should; 2 where the URL is none or no server gets ready there; 130 after Ctrl-C,
+which reports what was answered until then.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from benchmarks.load_generator.progress import Progress
 from benchmarks.load_generator.run import run_load
 from benchmarks.pictures import make_pictures
 from benchmarks.processes import Server, cpu_spent_s
-from spmd_encoder.client import Client
+from spmd_encoder.client import Client, EncoderClientError
 
 _CLIENTS = 16
-_REQUESTS_TO_READY_S = 300.0
+_UNTIL_READY_S = 300.0
+_INTERRUPTED = 128 + 2
 
 
 def main() -> int:
@@ -40,11 +42,17 @@ def main() -> int:
         plan = _plan(args)
     except ValueError as error:
         parser.error(str(error))
-    server = _server(args.url, args.processes)
+    try:
+        server = _server(args.url, args.processes)
+    except (ValueError, EncoderClientError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     before = server.cpu_s() if server else {}
     tally = asyncio.run(run_load(args.url, plan, None if args.no_progress else Progress(sys.stderr)))
     report = {"url": args.url, "sizes": args.sizes, "seed": args.seed, **_loop(args), **tally.report()}
-    if server:
+    if server and not tally.interrupted:
         spent = cpu_spent_s(before, server.cpu_s())
         report["server_cpu_s_by_role"] = spent
         report["server_cpu_ms_per_request"] = round(sum(spent.values()) / max(1, report["ok"]) * 1e3, 3)
@@ -53,6 +61,8 @@ def main() -> int:
     print(text)
     if args.json:
         args.json.write_text(text + "\n")
+    if tally.interrupted:
+        return _INTERRUPTED
     unexpected = any(code.startswith("!") for outcomes in report["chaos"].values() for code in outcomes)
     return int(bool(report["errors"]) or unexpected)
 
@@ -79,7 +89,8 @@ def _plan(args: argparse.Namespace) -> LoadPlan:
 
 def _server(url: str, with_processes: bool) -> Server | None:
     with Client(url) as client:
-        client.wait_ready(_REQUESTS_TO_READY_S)
+        print(f"waiting up to {_UNTIL_READY_S:.0f} s for {url} to be ready", file=sys.stderr)
+        client.wait_ready(_UNTIL_READY_S)
         return Server.of(client.info()["processes"]) if with_processes else None
 
 

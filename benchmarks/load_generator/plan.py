@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -57,5 +58,7 @@ class LoadPlan:
             raise ValueError("reuse and chaos are shares from 0 to 1")
         if self.rate is None and self.clients is None:
             raise ValueError("a load needs a number of clients, a rate, or both")
-        if (self.rate is not None and self.rate <= 0) or (self.clients is not None and self.clients < 1):
-            raise ValueError("rate must be above 0, and clients at least 1")
+        if (self.rate is not None and not 0 < self.rate < math.inf) or (self.clients is not None and self.clients < 1):
+            raise ValueError("rate must be a number above 0, and clients at least 1")
+        if self.items_per_request < 1 or self.window < 1 or not (self.duration_s > 0 and self.timeout_s > 0):
+            raise ValueError("items per request, window, duration and timeout must be above 0")

@@ -24,17 +24,21 @@ _ACCEPT = "application/vnd.safetensors"
 
 
 async def run_load(url: str, plan: LoadPlan, progress: Progress | None = None) -> Tally:
-    """One measurement. What is refused counts by its code and is not sent again."""
+    """One measurement. What is refused counts by its code and is not sent again. Where it is cancelled, as by Ctrl-C,
+    what was answered until then is the result, and `interrupted` is set."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=plan.timeout_s)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session:
         load = _Load(url, plan, session)
         telling = asyncio.create_task(progress.tell(load.tally)) if progress else None
         cpu = os.times()
-        if plan.clients is None:
-            await load.unbounded()
-        else:
-            await asyncio.gather(*(load.client() for _ in range(plan.clients)))
+        try:
+            if plan.clients is None:
+                await load.unbounded()
+            else:
+                await asyncio.gather(*(load.client() for _ in range(plan.clients)))
+        except asyncio.CancelledError:
+            load.tally.interrupted = True
         cpu_end = os.times()
         if telling:
             telling.cancel()
@@ -72,18 +76,22 @@ class _Load:
     async def unbounded(self) -> None:
         """Every request when it is due, however many are under way."""
         running: set[asyncio.Task[None]] = set()
-        for due, turn in self._turns:
-            assert due is not None
-            if due >= self._plan.duration_s:
-                break
-            await asyncio.sleep(max(0.0, due - self.now()))
-            if len(running) >= _MOST_OUTSTANDING:
-                self.tally.samples.append(Sample(due, due, due, "NOT_SENT"))
-                continue
-            task = asyncio.create_task(self._one(turn, due))
-            running.add(task)
-            task.add_done_callback(running.discard)
-        await asyncio.gather(*running)
+        try:
+            for due, turn in self._turns:
+                assert due is not None
+                if due >= self._plan.duration_s:
+                    break
+                await asyncio.sleep(max(0.0, due - self.now()))
+                if len(running) >= _MOST_OUTSTANDING:
+                    self.tally.samples.append(Sample(due, due, due, "NOT_SENT"))
+                    continue
+                task = asyncio.create_task(self._one(turn, due))
+                running.add(task)
+                task.add_done_callback(running.discard)
+            await asyncio.gather(*running)
+        finally:
+            for task in running:
+                task.cancel()  # before the session closes, which would look like the server's errors
 
     def _due_turns(self) -> Iterator[tuple[float | None, Turn]]:
         """(when it is due, or None for at once; what it is)."""

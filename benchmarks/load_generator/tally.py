@@ -50,6 +50,8 @@ class Tally:
     samples: list[Sample] = field(default_factory=list)
     wall_s: float = 0.0
     own_cpu_s: float = 0.0
+    interrupted: bool = False
+    """It was cut off: what was under way then is not among the samples."""
 
     def good(self) -> list[Sample]:
         """Those that were meant well and answered well."""
@@ -71,6 +73,7 @@ class Tally:
         good = self.good()
         num_items = sum(sample.items for sample in good)
         return {
+            "interrupted": self.interrupted,
             "requests": len(self.samples),
             "ok": len(good),
             "errors": self.errors(),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from benchmarks.load_generator import Arrivals, LoadPlan, Sample, Tally, run_load
+from benchmarks.load_generator.__main__ import main
 from benchmarks.load_generator.chaos import BadInput, all_chaos
 from benchmarks.load_generator.mix import Item, Turn, parse_sizes, turns
 from benchmarks.load_generator.progress import status_line
@@ -190,6 +191,13 @@ def test_an_error_without_a_code_is_named_by_its_status() -> None:
         {"clients": None},
         {"clients": 0},
         {"rate": 0.0},
+        {"rate": float("nan")},
+        {"rate": float("inf")},
+        {"duration_s": float("nan")},
+        {"duration_s": 0.0},
+        {"timeout_s": 0.0},
+        {"items_per_request": 0},
+        {"window": 0},
     ],
 )
 def test_senseless_plans_are_refused(wrong: dict[str, object]) -> None:
@@ -265,3 +273,34 @@ def test_bad_inputs_get_the_answers_that_they_should() -> None:
 def test_a_server_that_is_not_there_is_an_error_by_name() -> None:
     tally = asyncio.run(run_load("http://127.0.0.1:9", LoadPlan(pools=[PICTURES], clients=1, num_requests=2)))
     assert tally.errors() == {"ClientConnectorError": 2}
+
+
+@pytest.mark.parametrize("loop", [{"clients": 2}, {"rate": 500.0}], ids=["closed", "open"])
+def test_a_load_that_is_cut_off_tells_what_was_answered(loop: dict[str, object]) -> None:
+    answered = 0
+
+    async def cut_off(url: str) -> Tally:
+        def count(turn: Turn, body: bytes) -> None:
+            nonlocal answered
+            answered += 1
+            if answered == 3:
+                task.cancel()
+
+        plan = LoadPlan(pools=[PICTURES], on_reply=count, **loop)  # type: ignore[arg-type]
+        task = asyncio.ensure_future(run_load(url, plan))
+        return await task
+
+    with fake_server() as server:
+        tally = asyncio.run(cut_off(server.url))
+    report = tally.report()
+    assert report["interrupted"] and report["ok"] >= 2
+    assert report["errors"] == {}, "what was under way is nobody's error"
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1"])
+def test_a_url_that_is_none_is_a_sentence(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["load_generator", url])
+    assert main() == 2
+    assert "must look like http://" in capsys.readouterr().err
