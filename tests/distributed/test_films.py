@@ -64,6 +64,7 @@ class WholeModel:
 
     def rows(self, file: bytes, count: int) -> np.ndarray[Any, Any]:
         """Of `count` frames in equal steps from the first one, as `Qwen2VLVideoProcessor.sample_frames` takes them."""
+        container: Any
         with av.open(io.BytesIO(file)) as container:
             frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
         indices = torch.arange(0, len(frames), len(frames) / count).int().tolist()
