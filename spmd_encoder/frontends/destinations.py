@@ -139,6 +139,11 @@ class Destinations:
         task.add_done_callback(self._done)
         return await asyncio.shield(task)
 
+    async def drain(self) -> None:
+        """Return when nothing is on its way."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
     async def close(self) -> None:
         """What is under way fails. May be called again."""
         for transport in (self._files, self._push, self.shelf):

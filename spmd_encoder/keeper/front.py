@@ -17,6 +17,7 @@ from spmd_encoder.dispatcher.dispatcher import DPDispatcher
 from spmd_encoder.distributed.layout import Layout
 from spmd_encoder.errors import StartupError
 from spmd_encoder.frontends.base import FrontEnd
+from spmd_encoder.frontends.destinations import Destinations
 from spmd_encoder.frontends.registry import FRONT_ENDS, load_front_end, wanted_ports
 from spmd_encoder.frontends.sglang.dialect import SglangDialect
 from spmd_encoder.frontends.shared import Shared
@@ -83,12 +84,14 @@ class FrontHost:
         endpoint: Endpoint,
         front_ends: Mapping[str, FrontEnd],
         dialect: SglangDialect,
+        destinations: Destinations,
         stack: AsyncExitStack,
     ) -> None:
         self.dispatcher = dispatcher
         self.endpoint = endpoint
         self._front_ends = front_ends
         self._dialect = dialect
+        self._destinations = destinations
         self._stack = stack
         self._serving = {
             name: asyncio.create_task(front_end.serve(), name=f"front-end-{name}")
@@ -125,7 +128,7 @@ class FrontHost:
             stack.push_async_callback(registration.close)
         for protocol, name in names.items():
             log.info("listening on %s://%s:%d", protocol, f"[{name[0]}]" if ":" in name[0] else name[0], name[1])
-        return cls(dispatcher, endpoint, front_ends, shared.dialect, stack)
+        return cls(dispatcher, endpoint, front_ends, shared.dialect, shared.destinations, stack)
 
     async def wait_failed(self) -> Stop:
         """Resolves when the world must end because of what lives here."""
@@ -139,15 +142,17 @@ class FrontHost:
         return Stop(exit_code=1, reason=f"the {name} front end ended: {error!r}")
 
     async def drain(self, deadline_s: float) -> bool:
-        """Refuse what is new and finish what is accepted, parts that wait for SGLang's receivers too: whether all of
-        it was done in time. The ports stay open, as these receivers register by calls of their own."""
+        """Refuse what is new and finish what is accepted, parts that wait for SGLang's receivers and deliveries on
+        their way too: whether all of it was done in time. The ports stay open, as these receivers register by calls of
+        their own."""
         end = asyncio.get_running_loop().time() + deadline_s
         clean = await self.dispatcher.drain(deadline_s)
         try:
             async with asyncio.timeout_at(end):
                 await self._dialect.drain()
+                await self._destinations.drain()
         except TimeoutError:
-            log.error("drain deadline of %.0f s passed with parts that wait for their receivers", deadline_s)
+            log.error("drain deadline of %.0f s passed with embeddings that wait for their receivers", deadline_s)
             return False
         return clean
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +99,21 @@ def test_the_readmes_lines_for_a_receiver(
     exec(compile(source.replace("http://localhost:30000", world.url), str(README), "exec"), {})
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [["request-42", "0"], ["request-42", "1"]]
+
+
+def test_a_delivery_under_way_is_finished_by_a_drain(qwen_tiny: Path) -> None:
+    """A receiver that takes nothing costs the time that a delivery may take, and its error is the delivery's own."""
+    flags = ("--model-path", str(qwen_tiny), "--send-timeout-s", "4")
+    with socket.create_server(("127.0.0.1", 0)) as mute, World(*flags) as world, ThreadPoolExecutor(1) as pool:
+        world.start().wait_ready(replicas=1)
+        endpoint = f"tcp://127.0.0.1:{mute.getsockname()[1]}"
+        reply = pool.submit(
+            world.post, PICTURES[:1], destination={"type": "zmq", "endpoint": endpoint}, output="tokens"
+        )
+        connection, _ = mute.accept()
+        with connection:
+            world.terminate()
+            answer = reply.result(timeout=30)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "DELIVERY_FAILED")
+        assert world.wait_end() is not None
+        assert world.exit_codes() == {0: 0}
