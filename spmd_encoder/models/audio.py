@@ -81,9 +81,9 @@ def _run_segments(attention: nn.Module, hidden: Tensor) -> Tensor:
     return out
 
 
-def chunk_plan(layers: str, num_layers: int) -> TowerPlan:
+def chunk_plan(layers: str, num_layers: int, *, once: tuple[Split, ...] = ()) -> TowerPlan:
     """As `whisper_plan`, for layers that take packed sounds and the ends of chunks."""
-    plan = whisper_plan(layers, num_layers)
+    plan = whisper_plan(layers, num_layers, once=once)
     feed_forward, attention = plan.in_block
     return replace(plan, in_block=(feed_forward, replace(attention, run=_run_segments, faster=AudioAttention)))
 

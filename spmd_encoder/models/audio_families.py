@@ -17,7 +17,11 @@ _FLAMINGO = (
     _WHISPER_FEATURES,
     *_LANGUAGE,
 )
-_OMNI_KEYS = ("visual.", "audio_tower.")
+_THINKER_KEYS = tuple(
+    f"{prefix}{tower}."
+    for prefix in ("thinker.", "thinker.model.", "", "model.")
+    for tower in ("visual", "audio_tower")
+)
 
 AUDIO_FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry(
@@ -29,12 +33,30 @@ AUDIO_FAMILIES: tuple[FamilyEntry, ...] = (
             "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
             _WHISPER_FEATURES,
         ),
-        tower_keys=(
-            *(f"thinker.{key}" for key in _OMNI_KEYS),
-            *(f"thinker.model.{key}" for key in _OMNI_KEYS),
-            *_OMNI_KEYS,
-            *(f"model.{key}" for key in _OMNI_KEYS),
+        tower_keys=_THINKER_KEYS,
+    ),
+    FamilyEntry(
+        family="qwen3_omni_moe",
+        model_types=("qwen3_omni_moe", "qwen3_omni_moe_thinker"),
+        adapter="spmd_encoder.models.qwen3_omni_moe:Qwen3OmniMoeAdapter",
+        preload=(
+            "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe",
+            "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
+            _WHISPER_FEATURES,
         ),
+        tower_keys=_THINKER_KEYS,
+    ),
+    FamilyEntry(
+        family="qwen3_asr",
+        model_types=("qwen3_asr",),
+        adapter="spmd_encoder.models.qwen3_asr:Qwen3AsrAdapter",
+        preload=(
+            "transformers.models.qwen3_asr.modeling_qwen3_asr",
+            "transformers.models.qwen3_asr.feature_extraction_qwen3_asr",
+            "transformers.models.qwen3.configuration_qwen3",
+            *_LANGUAGE,
+        ),
+        tower_keys=_TOWER_AND_PROJECTOR,
     ),
     FamilyEntry(
         family="voxtral",

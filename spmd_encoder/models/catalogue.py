@@ -80,6 +80,15 @@ CATALOGUE: tuple[FamilyFacts, ...] = (
         batch=_PACKED,
     ),
     FamilyFacts(
+        name="Qwen3-Omni's thinker",
+        families=("qwen3_omni_moe",),
+        rows=f"{_OF_FOUR}; of sounds 13 per second. A film's sound is an item of its own",
+        width="`out_hidden_size` * (1 + levels); of sounds `audio_config.output_dim`, without levels",
+        cut="both towers' layers, merger, the levels' mergers",
+        whole="convolutions and projection of sounds",
+        batch=_PACKED,
+    ),
+    FamilyFacts(
         name="GLM-4.1V, 4.5V, 4.6V",
         families=("glm4v", "glm4v_moe", "glm46v"),
         rows=_OF_FOUR,
@@ -234,6 +243,15 @@ CATALOGUE: tuple[FamilyFacts, ...] = (
         width=_TEXT_WIDTH,
         whole="projector",
         batch=_WINDOWS,
+    ),
+    FamilyFacts(
+        name="Qwen3-ASR",
+        families=("qwen3_asr",),
+        rows="13 per second; a sound of less than half a second counts as one",
+        width=_TEXT_WIDTH,
+        cut="layers, projector",
+        whole="convolutions",
+        batch=_PACKED,
     ),
     FamilyFacts(
         name="Voxtral",

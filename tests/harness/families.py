@@ -100,6 +100,7 @@ REFERENCES: dict[str, tuple[str, Reference]] = {
     "dinov2_with_registers": ("Dinov2WithRegistersModel", _registers),
     "dinov3_vit": ("DINOv3ViTModel", _registers),
     "qwen2_5_omni": ("Qwen2_5OmniThinkerForConditionalGeneration", _qwen),
+    "qwen3_omni_moe": ("Qwen3OmniMoeThinkerForConditionalGeneration", _qwen3_vl),
 }
 
 SAME_TOWER = {

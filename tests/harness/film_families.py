@@ -50,6 +50,7 @@ FILM_REFERENCES: dict[str, FilmReference] = {
     "qwen3_5": _qwen,
     "qwen3_5_moe": _qwen,
     "qwen2_5_omni": _qwen,
+    "qwen3_omni_moe": _qwen_deepstack,
     "glm4v": _qwen,
     "glm4v_moe": _qwen,
     "glm46v": _qwen,

@@ -60,6 +60,18 @@ def _omni(model: Any, extractor: Any, sound: Sound) -> tuple[Tensor, Tensor | No
     return rows, None
 
 
+def _omni3(model: Any, extractor: Any, sound: Sound) -> tuple[Tensor, Tensor | None]:
+    """As Qwen3-Omni's whole processor calls its extractor."""
+    made = _features(extractor, sound, padding=True, truncation=False)
+    rows = model.get_audio_features(made["input_features"], made["attention_mask"]).last_hidden_state
+    return rows, None
+
+
+def _qwen3_asr(model: Any, extractor: Any, sound: Sound) -> tuple[Tensor, Tensor | None]:
+    made = _features(extractor, sound, padding=True, truncation=False)
+    return model.get_audio_features(made["input_features"], made["attention_mask"]).pooler_output, None
+
+
 def _voxtral(model: Any, extractor: Any, sound: Sound) -> tuple[Tensor, Tensor | None]:
     """As `VoxtralProcessor._retrieve_input_features`."""
     whole = _features(extractor, sound, padding=True, truncation=False, pad_to_multiple_of=extractor.n_samples)
@@ -94,12 +106,18 @@ SOUNDS: dict[str, tuple[str, str, SoundReference]] = {
     "whisper": ("WhisperModel", "WhisperFeatureExtractor", _whisper),
     "qwen2_audio": ("Qwen2AudioForConditionalGeneration", "WhisperFeatureExtractor", _qwen2_audio),
     "qwen2_5_omni": ("Qwen2_5OmniThinkerForConditionalGeneration", "WhisperFeatureExtractor", _omni),
+    "qwen3_omni_moe": ("Qwen3OmniMoeThinkerForConditionalGeneration", "WhisperFeatureExtractor", _omni3),
+    "qwen3_asr": ("Qwen3ASRForConditionalGeneration", "Qwen3ASRFeatureExtractor", _qwen3_asr),
     "voxtral": ("VoxtralForConditionalGeneration", "WhisperFeatureExtractor", _voxtral),
     "audioflamingo3": ("AudioFlamingo3ForConditionalGeneration", "WhisperFeatureExtractor", _flamingo),
     "musicflamingo": ("MusicFlamingoForConditionalGeneration", "WhisperFeatureExtractor", _music_flamingo),
     "glmasr": ("GlmAsrForConditionalGeneration", "WhisperFeatureExtractor", _flamingo),
 }
 """Family to (class of the whole model, of its feature extractor, how it is asked)."""
+
+
+LEVELS = {"qwen3_omni_moe": 3}
+"""Families whose pictures' rows are so many times as wide as those of sounds, which have no deepstack levels."""
 
 
 class WholeSoundModel:
