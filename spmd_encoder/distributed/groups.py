@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -107,8 +108,8 @@ def form_tp_group(store: TorchStore, layout: Layout, rank: int, *, backend: str,
 
 def own_group() -> dist.ProcessGroup:
     """A group of this rank alone. Collective: every rank of the default group calls it."""
-    group: dist.ProcessGroup
-    group, _ = dist.new_subgroups(1)
+    new_subgroups: Any = dist.new_subgroups
+    group: dist.ProcessGroup = new_subgroups(1)[0]
     return group
 
 

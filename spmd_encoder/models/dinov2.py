@@ -61,7 +61,8 @@ class Dinov2Adapter(FixedSizeAdapter):
 
     @classmethod
     def tiny_checkpoint(cls, out: Path, seed: int) -> None:
-        config = cls.config_class(
+        make: Any = cls.config_class
+        config = make(
             hidden_size=48,
             num_hidden_layers=3,
             num_attention_heads=6,  # not divisible by 4

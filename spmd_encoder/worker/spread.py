@@ -117,7 +117,7 @@ class SpreadItems:
         count, dim, width, code = self._from(rank, (4,), torch.int64, device).tolist()
         rows = self._from(rank, (count,), torch.int64, device).tolist()
         dtype = _DTYPES[code]
-        tokens = self._from(rank, (sum(rows), dim), dtype, device).split(rows)
+        tokens = torch.split(self._from(rank, (sum(rows), dim), dtype, device), rows)
         return TowerOutput.of_batch(tokens, self._from(rank, (count, width), dtype, device) if width else None)
 
     def _from(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -47,6 +47,8 @@ FOREIGN_FLAGS = {
         "--jobs",
         "--items-per-file",
         "--to",
+        "--fps",
+        "--max-frames",
     ),  # python -m spmd_encoder.client
 }
 
