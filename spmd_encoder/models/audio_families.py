@@ -59,6 +59,16 @@ AUDIO_FAMILIES: tuple[FamilyEntry, ...] = (
         tower_keys=_TOWER_AND_PROJECTOR,
     ),
     FamilyEntry(
+        family="clap",
+        model_types=("clap",),
+        adapter="spmd_encoder.models.clap:ClapAdapter",
+        preload=(
+            "transformers.models.clap.modeling_clap",
+            "transformers.models.clap.feature_extraction_clap",
+        ),
+        tower_keys=("audio_model.", "audio_projection."),
+    ),
+    FamilyEntry(
         family="voxtral",
         model_types=("voxtral",),
         adapter="spmd_encoder.models.voxtral:VoxtralAdapter",

@@ -134,7 +134,7 @@ class WindowAdapter(AudioLanguageAdapter):
 
     def forward(self, batch: Mapping[str, Tensor]) -> list[TowerOutput]:
         windows = batch["windows"].tolist()
-        features = batch["input_features"].to(self._device, self._model.dtype)
+        features = batch["input_features"].to(self._device, self.tower.dtype)
         rows = self.encode(features, batch["frames"].to(self._device), windows)
         counts = [self.preprocessor.rows(count) for count in batch["frames"].tolist()]
         real = [window[:count] for window, count in zip(rows, counts, strict=True)]

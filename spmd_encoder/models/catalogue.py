@@ -254,6 +254,16 @@ CATALOGUE: tuple[FamilyFacts, ...] = (
         batch=_PACKED,
     ),
     FamilyFacts(
+        name="CLAP, with and without fusion",
+        families=("clap",),
+        rows="one per field of the last stage, by frequency, then by time; of sounds over 10 s the middle counts",
+        width="`audio_config.hidden_size`",
+        pooled="`projection_dim`: `get_audio_features`, of length 1",
+        cut="layers of all stages, projection",
+        whole="what joins fields between stages",
+        batch="one stack of windows of 10 s",
+    ),
+    FamilyFacts(
         name="Voxtral",
         families=("voxtral",),
         rows="375 for each 30 s, with the silence that fills up the last",

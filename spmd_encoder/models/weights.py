@@ -153,8 +153,9 @@ class _Kept:
 
 def _on_meta(cls: type[ModelT], config: PreTrainedConfig, dtype: torch.dtype) -> ModelT:
     build: Any = cls._from_config
+    attention = "sdpa" if cls._supports_sdpa else "eager"
     with torch.device("meta"), no_init_weights():
-        model: ModelT = build(config, dtype=dtype, attn_implementation="sdpa")
+        model: ModelT = build(config, dtype=dtype, attn_implementation=attention)
     return model
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor
@@ -72,6 +74,17 @@ def _qwen3_asr(model: Any, extractor: Any, sound: Sound) -> tuple[Tensor, Tensor
     return model.get_audio_features(made["input_features"], made["attention_mask"]).pooler_output, None
 
 
+def _clap(model: Any, extractor: Any, sound: Sound) -> tuple[Tensor, Tensor | None]:
+    """With the middle in the place of what is drawn at random."""
+    with (
+        mock.patch.object(np.random, "choice", lambda places: places[len(places) // 2]),
+        mock.patch.object(np.random, "randint", lambda low, high: (low + high) // 2),
+    ):
+        made = extractor(sound.samples, sampling_rate=sound.rate, return_tensors="pt")
+    out = model.get_audio_features(**made)
+    return out.last_hidden_state[0].flatten(1).T, out.pooler_output[0]
+
+
 def _voxtral(model: Any, extractor: Any, sound: Sound) -> tuple[Tensor, Tensor | None]:
     """As `VoxtralProcessor._retrieve_input_features`."""
     whole = _features(extractor, sound, padding=True, truncation=False, pad_to_multiple_of=extractor.n_samples)
@@ -108,6 +121,7 @@ SOUNDS: dict[str, tuple[str, str, SoundReference]] = {
     "qwen2_5_omni": ("Qwen2_5OmniThinkerForConditionalGeneration", "WhisperFeatureExtractor", _omni),
     "qwen3_omni_moe": ("Qwen3OmniMoeThinkerForConditionalGeneration", "WhisperFeatureExtractor", _omni3),
     "qwen3_asr": ("Qwen3ASRForConditionalGeneration", "Qwen3ASRFeatureExtractor", _qwen3_asr),
+    "clap": ("ClapModel", "ClapFeatureExtractor", _clap),
     "voxtral": ("VoxtralForConditionalGeneration", "WhisperFeatureExtractor", _voxtral),
     "audioflamingo3": ("AudioFlamingo3ForConditionalGeneration", "WhisperFeatureExtractor", _flamingo),
     "musicflamingo": ("MusicFlamingoForConditionalGeneration", "WhisperFeatureExtractor", _music_flamingo),
