@@ -158,6 +158,11 @@ class Qwen25OmniAdapter(OmniAdapter):
             "audio_token_index": 59,
             "image_token_index": 60,
             "video_token_index": 61,
+            "audio_start_token_id": 57,
+            "audio_end_token_id": 58,
+            "vision_start_token_id": 62,
+            "vision_end_token_id": 63,
+            "user_token_id": 3,
         }
         config = Qwen2_5OmniConfig(thinker_config=thinker, enable_audio_output=False)
         write_random(Qwen2_5OmniForConditionalGeneration, config, Qwen2VLImageProcessorPil(), out, seed)

@@ -156,6 +156,11 @@ class Qwen3OmniMoeAdapter(OmniAdapter):
             "audio_token_id": 59,
             "image_token_id": 60,
             "video_token_id": 61,
+            "audio_start_token_id": 57,
+            "audio_end_token_id": 58,
+            "vision_start_token_id": 62,
+            "vision_end_token_id": 63,
+            "user_token_id": 3,
         }
         config = Qwen3OmniMoeConfig(thinker_config=thinker, enable_audio_output=False)
         # As the real ones have it, with fewer pixels.

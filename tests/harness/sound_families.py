@@ -140,10 +140,10 @@ class WholeSoundModel:
     def __init__(self, family: str, folder: Path) -> None:
         name, extractor, self._ask = SOUNDS[family]
         models: Any = transformers  # its classes are only partly typed
-        self._model = getattr(models, name).from_pretrained(folder, dtype=torch.float32).eval()
-        self._extractor = getattr(models, extractor).from_pretrained(folder)
+        self.model = getattr(models, name).from_pretrained(folder, dtype=torch.float32).eval()
+        self.extractor = getattr(models, extractor).from_pretrained(folder)
 
     def encode(self, sound: Sound) -> tuple[Tensor, Tensor | None]:
         """(`tokens` `[rows, dim]`, `pooled` `[dim]` or None) of one sound."""
         with torch.inference_mode():
-            return self._ask(self._model, self._extractor, sound)
+            return self._ask(self.model, self.extractor, sound)
