@@ -179,7 +179,7 @@ HOSTILE: dict[str, list[bytes]] = {
     "a string of four gigabytes": [b"\xdb\xff\xff\xff\xff", BYTES],
     "no UTF-8": [HEADER.replace(b"enc-1", b"\xff\xff\xff\xff\xff"), BYTES],
     "something behind it": [HEADER + b"\0", BYTES],
-    **{f"without {name}": [without(name), BYTES] for name in msgspec.msgpack.decode(HEADER).keys() - {"details"}},
+    **{f"without {name}": [without(name), BYTES] for name in msgspec.msgpack.decode(HEADER) if name != "details"},
 }
 
 
