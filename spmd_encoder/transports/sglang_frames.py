@@ -21,7 +21,8 @@ from spmd_encoder.transports.base import Buffer, Parcel, ParcelHeader
 Plain = None | bool | int | float | str | Sequence["Plain"]
 
 # What models tell of items, by which a receiver lays out its prompt; `Embedding.details` has the names.
-_LENGTH, _TIMES, _SECONDS_PER_LAYER = "audio_feature_length", "timestamps", "second_per_grid_ts"
+_LENGTH, _TIMES = "audio_feature_length", "timestamps"
+_SECONDS_PER_LAYER = ("second_per_grid_ts", "video_second_per_grid")  # as Qwen2.5-VL and Qwen-Omni call them
 
 # The name under which both old and new receivers let `Modality` in.
 _MODALITY = b"csglang.srt.managers.schedule_batch\nModality\n"
@@ -73,7 +74,7 @@ class SglangFraming:
             ("error_msg", _value(None if error is None else error.message)),
             ("error_code", _value(None if error is None else error.status)),
             ("video_timestamps", _of_films(header, _TIMES)),
-            ("second_per_grid_ts", _of_films(header, _SECONDS_PER_LAYER)),
+            ("second_per_grid_ts", _of_films(header, *_SECONDS_PER_LAYER)),
         ]
         items = b"".join(_value(name) + value for name, value in attributes)
         empty = self._class + _EMPTY_TUPLE + _NEWOBJ
@@ -89,9 +90,9 @@ def _grids(header: ParcelHeader) -> bytes:
     return _global("torch", "LongTensor") + _value(lengths) + _TUPLE1 + _REDUCE
 
 
-def _of_films(header: ParcelHeader, name: str) -> bytes:
-    """A list with each film's value, where the model tells it of all."""
-    told = [details[name] for details in header.details if name in details]
+def _of_films(header: ParcelHeader, *names: str) -> bytes:
+    """A list with each film's value, where the model tells it of all, by one of the names."""
+    told = [details[name] for details in header.details for name in names if name in details]
     is_told = header.modality is Modality.VIDEO and told and len(told) == len(header.grids)
     return _value(told if is_told else None)
 

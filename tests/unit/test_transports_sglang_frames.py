@@ -115,8 +115,9 @@ def test_the_lengths_of_sounds_are_torchs_tensor() -> None:
     assert lengths.flatten().tolist() == [100, 3000]
 
 
-def test_times_of_films() -> None:
-    details: dict[str, Detail] = {"timestamps": [0.5, 1.25], "second_per_grid_ts": 0.5, "num_frames": 4}
+@pytest.mark.parametrize("name", ["second_per_grid_ts", "video_second_per_grid"])
+def test_times_of_films(name: str) -> None:
+    details: dict[str, Detail] = {"timestamps": [0.5, 1.25], name: 0.5, "num_frames": 4}
     header = replace(HEADER, modality=Modality.VIDEO, grids=((2, 4, 6),), details=(details,))
     head = vars(read_head(bytes(FRAMING(Parcel(header=header, chunks=(ROWS,)))[0])))
     assert (head["video_timestamps"], head["second_per_grid_ts"]) == ([[0.5, 1.25]], [0.5])
