@@ -35,6 +35,8 @@ _POWER = 1.5
 _TINY, _LONG = (1, 1), (1400, 7)
 _PLAIN_SIDE, _TILED_SIDE = 224, 4096
 _SHORT_S = 1.0
+_WINDOW_S = 30.0
+"""Of a large batch's sounds, however long a sound the family takes: what most of them take at once."""
 _TOKENS_FLAG, _PIXELS_FLAG = "--max-batch-tokens", "--max-image-pixels"
 
 
@@ -90,9 +92,10 @@ def large_trials(table: CostTable, modalities: Collection[Modality], bounds: Bou
     """By cost: up to the largest batch, and the largest picture where that is more (it runs alone)."""
     trials = [*_pictures(table, bounds)] if Modality.IMAGE in modalities else []
     if Modality.AUDIO in modalities and table.audio is not None:
-        price = table.audio.tokens(table.audio.max_s)
+        seconds = min(table.audio.max_s, _WINDOW_S)
+        price = table.audio.tokens(seconds)
         for count in _counts(price, bounds):
-            sounds = Trial(modality=Modality.AUDIO, cost=count * price, count=count, seconds=table.audio.max_s)
+            sounds = Trial(modality=Modality.AUDIO, cost=count * price, count=count, seconds=seconds)
             trials.append(sounds)
     return sorted(trials, key=lambda trial: trial.cost)
 

@@ -73,6 +73,8 @@ def test_the_largest_batch_and_the_largest_picture_are_among_them() -> None:
     *_, items = large_trials(FIXED, IMAGE, BOUNDS)
     assert (items.count, items.cost) == (8, 8 * 576)
     assert [(t.count, t.seconds) for t in large_trials(SOUND, AUDIO, BOUNDS)] == [(1, 30.0), (4, 30.0), (8, 30.0)]
+    unbounded = CostTable(audio=AudioCost(tokens_per_s=13, max_s=1800))
+    assert [t.seconds for t in large_trials(unbounded, AUDIO, BOUNDS)] == [30.0] * 3
 
 
 def test_a_tiny_item_and_a_very_long_picture_come_first() -> None:
