@@ -34,7 +34,9 @@ SOUNDS: dict[str, Callable[[], bytes]] = {
 FILMS: dict[str, Callable[[], bytes]] = {
     "H.264": lambda: film("mp4", "libx264", NOISE, with_sound=True),
     "H.264, fragments": lambda: film("mp4", "libx264", NOISE, muxer={"movflags": "frag_keyframe+empty_moov"}),
-    "H.265": lambda: film("mov", "libx265", NOISE, options={"x265-params": "log-level=none"}),
+    "H.265": lambda: film(
+        "mov", "libx265", NOISE, options={"x265-params": "log-level=none:pools=none:frame-threads=1"}
+    ),
     "VP8": lambda: film("webm", "libvpx", NOISE),
     "VP9": lambda: film("matroska", "libvpx-vp9", NOISE),
     "AV1": lambda: film("webm", "libsvtav1", np.repeat(np.repeat(NOISE, 2, 1), 2, 2)),

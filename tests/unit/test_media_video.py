@@ -24,7 +24,11 @@ CODES: dict[str, tuple[str, str, dict[str, str]]] = {
     "H.264, open GOPs": ("mp4", "libx264", {"x264-params": "open-gop=1:keyint=12:bframes=3:b-adapt=0:scenecut=0"}),
     "H.264 in Matroska": ("matroska", "libx264", {"bf": "3", "g": "12"}),
     "H.264 in MOV": ("mov", "libx264", {"g": "12"}),
-    "H.265": ("mp4", "libx265", {"x265-params": "log-level=none:keyint=12:bframes=3:open-gop=1"}),
+    "H.265": (
+        "mp4",
+        "libx265",
+        {"x265-params": "log-level=none:pools=none:frame-threads=1:keyint=12:bframes=3:open-gop=1"},
+    ),
     "VP8": ("webm", "libvpx", {"g": "12", "auto-alt-ref": "1", "lag-in-frames": "16", "b": "400k"}),
     "VP9": ("webm", "libvpx-vp9", {"g": "12"}),
     "AV1": ("webm", "libsvtav1", {"g": "12", "svtav1-params": "lp=1"}),
