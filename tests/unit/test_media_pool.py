@@ -23,7 +23,8 @@ from spmd_encoder.wire.preparing import Prepare
 SCRIPT = """
 import os, signal, socket, sys, time
 from spmd_encoder.errors import ErrorCode
-from spmd_encoder.wire.messages import Prepare, PreparedItem, PrepareFailed, PreparerReady, TensorSpec
+from spmd_encoder.wire.messages import TensorSpec
+from spmd_encoder.wire.preparing import Prepare, PreparedItem, PrepareFailed, PreparerReady
 from spmd_encoder.wire.streams import FrameSocket
 
 wire = FrameSocket(socket.socket(fileno=int(sys.argv[1])), Prepare)
