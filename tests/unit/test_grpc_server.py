@@ -101,7 +101,7 @@ async def test_reflection_tells_services_and_messages(served: Served) -> None:
 
     services, methods = await asyncio.to_thread(ask)
     assert set(services) == {*SERVICES[1:], "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
-    assert methods == ["Encode", "Models", "Info"]
+    assert methods == ["Encode", "Lookup", "Models", "Info"]
 
 
 # -- the port
