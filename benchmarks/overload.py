@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from benchmarks.bare_http import ask, http_request, json_request
 from benchmarks.circumstances import MachineWatch, circumstances
 from benchmarks.pictures import make_pictures
 from tests.harness.grpc_client import GrpcClient
@@ -49,62 +49,54 @@ _CLOSED_CLIENTS = 16
 class Offered:
     """What became of everything that was offered, each with one outcome: a status, or what went wrong."""
 
-    encodes: collections.Counter[str] = field(default_factory=collections.Counter)
-    parts: collections.Counter[str] = field(default_factory=collections.Counter)
-    registrations: collections.Counter[str] = field(default_factory=collections.Counter)
+    outcomes: dict[str, collections.Counter[str]] = field(
+        default_factory=lambda: {kind: collections.Counter() for kind in ("encodes", "parts", "registrations")}
+    )
     registered: set[str] = field(default_factory=set)
     messages: collections.Counter[str] = field(default_factory=collections.Counter)
+    per_s: float = 0.0
 
     def report(self) -> dict[str, Any]:
         return {
-            "encodes": dict(self.encodes),
-            "parts": dict(self.parts),
-            "registrations": dict(self.registrations),
+            "offered_per_s": round(self.per_s, 1),
+            **{kind: dict(outcomes) for kind, outcomes in self.outcomes.items()},
             "parts_without_message": len(self.registered - self.messages.keys()),
             "parts_with_two_messages": sum(count > 1 for count in self.messages.values()),
         }
 
 
-async def capacity(url: str, duration_s: float) -> float:
+async def capacity(port: int, duration_s: float) -> float:
     """Requests per second that a closed loop gets."""
     pictures = itertools.cycle(make_pictures([_SIZE], 32))
     end = time.perf_counter() + duration_s
-    done = 0
+    done: collections.Counter[str] = collections.Counter()
 
-    async def caller(http: httpx.AsyncClient) -> None:
-        nonlocal done
+    async def caller() -> None:
         while time.perf_counter() < end:
-            reply = await http.post("/v1/encode", content=next(pictures), headers={"content-type": "image/jpeg"})
-            reply.raise_for_status()
-            done += 1
+            done[await ask(port, _encode(next(pictures)))] += 1
 
-    async with httpx.AsyncClient(base_url=url, timeout=_REPLY_S) as http:
-        await asyncio.gather(*(caller(http) for _ in range(_CLOSED_CLIENTS)))
-    return done / duration_s
+    await asyncio.gather(*(caller() for _ in range(_CLOSED_CLIENTS)))
+    return done["200"] / duration_s
 
 
-async def offer(url: str, rate: float, duration_s: float) -> Offered:
-    """Open loop, Poisson: arrivals wait for nobody."""
+async def offer(port: int, rate: float, duration_s: float) -> Offered:
+    """Open loop, Poisson: arrivals wait for nobody. All requests are made before the first is sent."""
     pictures = itertools.cycle(make_pictures([_SIZE], 32))
     offered, rng = Offered(), random.Random(0)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     with Receiver() as receiver:
+        arrivals: list[tuple[float, str, list[tuple[str, bytes]]]] = []
+        due = 0.0
+        while (due := due + rng.expovariate(rate)) < duration_s:
+            number, picture = len(arrivals), next(pictures)
+            calls = _part(f"part-{number}", picture, receiver, rng) if number % 2 else [("encodes", _encode(picture))]
+            arrivals.append((due, f"part-{number}", calls))
         listening = asyncio.create_task(_listen(receiver, offered))
-        async with httpx.AsyncClient(base_url=url, timeout=_REPLY_S, limits=limits) as http:
-            due = time.perf_counter()
-            end = due + duration_s
-            tasks = []
-            for number in itertools.count():
-                due += rng.expovariate(rate)
-                if due >= end:
-                    break
-                await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                picture = next(pictures)
-                if number % 2:
-                    tasks.append(asyncio.create_task(_encode(http, picture, offered)))
-                else:
-                    tasks += _part(http, f"part-{number}", picture, receiver, offered, rng)
-            await asyncio.gather(*tasks)
+        began, tasks = time.perf_counter(), []
+        for due, part_id, calls in arrivals:
+            await asyncio.sleep(max(0.0, began + due - time.perf_counter()))
+            tasks += [asyncio.create_task(_call(port, kind, part_id, call, offered)) for kind, call in calls]
+        offered.per_s = len(arrivals) / (time.perf_counter() - began)
+        await asyncio.gather(*tasks)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_MESSAGE_S):
                 while offered.registered - offered.messages.keys():
@@ -118,38 +110,32 @@ async def _listen(receiver: Receiver, offered: Offered) -> None:
         offered.messages[(await receiver.message()).head.req_id] += 1
 
 
-async def _encode(http: httpx.AsyncClient, picture: bytes, offered: Offered) -> None:
-    headers = {"content-type": "image/jpeg"}
-    reply = await _outcome(http.post("/v1/encode?output=tokens", content=picture, headers=headers))
-    offered.encodes[reply] += 1
+def _encode(picture: bytes) -> bytes:
+    return http_request("/v1/encode?output=tokens", picture, "image/jpeg", close=True)
 
 
-def _part(
-    http: httpx.AsyncClient, part_id: str, picture: bytes, receiver: Receiver, offered: Offered, rng: random.Random
-) -> list[asyncio.Task[None]]:
+def _part(part_id: str, picture: bytes, receiver: Receiver, rng: random.Random) -> list[tuple[str, bytes]]:
+    """Both calls of a part, in either order."""
     body = {"req_id": part_id, "num_parts": 1, "part_idx": 0, "modality": "IMAGE"}
     encode = {**body, "mm_items": [base64.b64encode(picture).decode()]}
     registration = {"req_id": part_id, "receive_count": 1, "receive_url": receiver.url}
-
-    async def part() -> None:
-        offered.parts[await _outcome(http.post("/encode", json=encode))] += 1
-
-    async def register() -> None:
-        outcome = await _outcome(http.post("/scheduler_receive_url", json=registration))
-        offered.registrations[outcome] += 1
-        if outcome == "200":
-            offered.registered.add(part_id)
-
-    calls = [part(), register()]
+    calls = [
+        ("parts", json_request("/encode", encode, close=True)),
+        ("registrations", json_request("/scheduler_receive_url", registration, close=True)),
+    ]
     rng.shuffle(calls)
-    return [asyncio.create_task(call) for call in calls]
+    return calls
 
 
-async def _outcome(call: Awaitable[httpx.Response]) -> str:
+async def _call(port: int, kind: str, part_id: str, request: bytes, offered: Offered) -> None:
     try:
-        return str((await call).status_code)
-    except httpx.TransportError as error:
-        return type(error).__name__
+        async with asyncio.timeout(_REPLY_S):
+            outcome = await ask(port, request)
+    except TimeoutError:
+        outcome = "no reply in time"
+    offered.outcomes[kind][outcome] += 1
+    if (kind, outcome) == ("registrations", "200"):
+        offered.registered.add(part_id)
 
 
 @dataclass
@@ -159,13 +145,13 @@ class Poll:
     seconds: list[float] = field(default_factory=list)
     wrong: collections.Counter[str] = field(default_factory=collections.Counter)
 
-    async def run(self, ask: Callable[[], Awaitable[str]]) -> None:
-        """Until cancelled. `ask` gives "" where the answer is right; it has `EVICTION_S` for it."""
+    async def run(self, question: Callable[[], Awaitable[str]]) -> None:
+        """Until cancelled. `question` gives "" where the answer is right; it has `EVICTION_S` for it."""
         while True:
             began = time.perf_counter()
             try:
                 async with asyncio.timeout(EVICTION_S):
-                    wrong = await ask()
+                    wrong = await question()
             except TimeoutError:
                 wrong = "no answer in time"
             except Exception as error:
@@ -189,13 +175,8 @@ async def poll_while(port: int, grpc_port: int, running: Awaitable[Any]) -> dict
     client = GrpcClient(grpc_port)
 
     async def over_http(path: str) -> str:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        try:
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
-            status = (await reader.read()).split(b" ", 2)[1].decode()
-            return "" if status == "200" else status
-        finally:
-            writer.close()
+        status = await ask(port, http_request(path, b"", "text/plain", "GET", close=True))
+        return "" if status == "200" else status
 
     async def over_grpc() -> str:
         status = (await client.check(HealthCheckRequest())).status
@@ -219,9 +200,9 @@ async def poll_while(port: int, grpc_port: int, running: Awaitable[Any]) -> dict
 
 def measure(world: World, grpc_port: int, *, times: float, warm_up_s: float, duration_s: float) -> dict[str, Any]:
     """Capacity, then `times` of it. The load is offered by another process, so that it does not hold up the polls."""
-    served = asyncio.run(capacity(world.url, warm_up_s))
+    served = asyncio.run(capacity(world.port, warm_up_s))
     rate = times * served
-    command = [sys.executable, "-m", "benchmarks.overload", "--offer", world.url, str(rate), str(duration_s)]
+    command = [sys.executable, "-m", "benchmarks.overload", "--offer", str(world.port), str(rate), str(duration_s)]
 
     async def run() -> tuple[dict[str, Any], bytes]:
         child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
@@ -232,7 +213,7 @@ def measure(world: World, grpc_port: int, *, times: float, warm_up_s: float, dur
     polls, printed = asyncio.run(run())
     return {
         "served_per_s": round(served, 1),
-        "offered_per_s": round(rate, 1),
+        "wanted_per_s": round(rate, 1),
         "duration_s": duration_s,
         "offered": json.loads(printed),
         "polls": polls,
@@ -253,11 +234,11 @@ def main() -> None:
     parser.add_argument("--times", type=float, default=3.0)
     parser.add_argument("--duration-s", type=float, default=20.0)
     parser.add_argument("--out", type=Path, help="write the JSON here too")
-    parser.add_argument("--offer", nargs=3, metavar=("URL", "RATE", "SECONDS"), help=argparse.SUPPRESS)
+    parser.add_argument("--offer", nargs=3, metavar=("PORT", "RATE", "SECONDS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.offer:
-        url, rate, duration_s = args.offer
-        print(json.dumps(asyncio.run(offer(url, float(rate), float(duration_s))).report()))
+        port, rate, duration_s = args.offer
+        print(json.dumps(asyncio.run(offer(int(port), float(rate), float(duration_s))).report()))
         return
     watch = MachineWatch.start()
     with overload_world() as (world, port):

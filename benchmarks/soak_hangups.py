@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import socket
 import struct
 from enum import Enum
-from typing import Any
 
 # A close sends RST and not FIN.
 _RESET = struct.pack("ii", 1, 0)
@@ -24,16 +22,6 @@ class Stage(Enum):
     SENT = "all is sent"
     WAITING = "a moment later"
     REPLY = "the reply has begun"
-
-
-def http_request(path: str, body: bytes, kind: str, method: str = "POST") -> bytes:
-    """Whole, as it goes over the wire; the connection is kept."""
-    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-def json_request(path: str, fields: dict[str, Any]) -> bytes:
-    return http_request(path, json.dumps(fields).encode(), "application/json")
 
 
 async def hang_up(port: int, request: bytes, rng: random.Random) -> Stage:

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import grpc
 import httpx
 
-from benchmarks.soak_hangups import hang_up, http_request, json_request
+from benchmarks.bare_http import http_request, json_request
+from benchmarks.soak_hangups import hang_up
 from spmd_encoder.client.receiver import EmbeddingReceiver
 from spmd_encoder.frontends.grpc.protos import encoder_pb2 as pb
 from tests.harness.grpc_client import GrpcClient, data_items

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import socket
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 REPLIES_TIMEOUT_S = 2.0
+_GC_THRESHOLDS = (10_000, 20, 20)
 
 
 def bind_ports(server: ServerConfig) -> dict[str, socket.socket]:
@@ -68,6 +70,14 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
         raise StartupError(f"cannot listen, {why}; choose another {flag} or --host", exit_code=3) from None
     sock.setblocking(False)
     return sock
+
+
+def _spare_the_loop() -> None:
+    """The garbage collector stops the event loop, under load for some tenths of a second each time: have it look
+    seldom, and never at what was imported, which is here to stay."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def _close_all(socks: Mapping[str, socket.socket]) -> None:
@@ -126,6 +136,7 @@ class FrontHost:
             registration = Registration(bootstraps, url, dispatcher.ready_state)
             # Undone first, before the dispatcher ends.
             stack.push_async_callback(registration.close)
+        _spare_the_loop()
         for protocol, name in names.items():
             log.info("listening on %s://%s:%d", protocol, f"[{name[0]}]" if ":" in name[0] else name[0], name[1])
         return cls(dispatcher, endpoint, front_ends, shared.dialect, shared.destinations, stack)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from spmd_encoder.frontends.http.heads import HeadError, check_head, check_header_bytes, head_without_upgrade, refusal
+from spmd_encoder.frontends.http.turns import Turns
 from spmd_encoder.observability.logging import SparseLog
 
 # How long a client that got its reply early may go on sending. Closing at once would reset the connection and lose
@@ -22,13 +24,14 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class EncoderHttpProtocol(HttpToolsProtocol):
-    """`header_s` and `reply_idle_s` (seconds), `max_connections` and `odd` are set by the server's subclass of this
-    class. `odd` is told of malformed requests."""
+    """`header_s` and `reply_idle_s` (seconds), `max_connections`, `odd` and `turns` are set by the server's subclass of
+    this class. `odd` is told of malformed requests."""
 
     header_s = 30.0
     reply_idle_s = 30.0
     max_connections = 1024
     odd: SparseLog
+    turns: Turns
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -166,7 +169,14 @@ class EncoderHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        if self.turns.waits(cycle.scope["path"]):
+            self.turns.wait(partial(self._begin, cycle, app))
+        else:
+            self._begin(cycle, app)
+
+    def _begin(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if not cycle.disconnected:  # else its client has gone while it waited
+            super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -17,6 +17,7 @@ from spmd_encoder.frontends.http.body import DEFAULT_TIMEOUTS, Timeouts
 from spmd_encoder.frontends.http.hosts import host_rule
 from spmd_encoder.frontends.http.metrics import HttpMetrics
 from spmd_encoder.frontends.http.protocol import EncoderHttpProtocol
+from spmd_encoder.frontends.http.turns import Turns
 from spmd_encoder.frontends.shared import Shared
 from spmd_encoder.observability.logging import SparseLog
 
@@ -62,7 +63,7 @@ class HttpFrontEnd:
         self._owns_shared = shared is None
         self.shared = shared = shared or Shared.open(service, config)
         settings: dict[str, object] = {"header_s": timeouts.header_s, "reply_idle_s": timeouts.reply_idle_s}
-        settings |= {"max_connections": max_connections, "odd": SparseLog(log)}
+        settings |= {"max_connections": max_connections, "odd": SparseLog(log), "turns": Turns()}
         protocol = type("_Protocol", (EncoderHttpProtocol,), settings)
         self._config = uvicorn.Config(
             create_app(
