@@ -38,11 +38,12 @@ from tests.harness.world import World, free_port
 
 EVICTION_S = 2.0
 """An SGLang language server drops an encoder whose `/health` takes longer."""
+_GRPC_S = 10.0
 _REPLY_S = 100.0
 _MESSAGE_S = 30.0
 _POLL_S = 0.05
 _SIZE = (224, 224)
-_CLOSED_CLIENTS = 16
+_CLOSED_CLIENTS = 64
 
 
 @dataclass
@@ -65,9 +66,15 @@ class Offered:
         }
 
 
+def _pictures(salt: int) -> Iterator[bytes]:
+    """No two files equal, so that each is encoded: decoders do not read what comes after the end of a JPEG."""
+    made = itertools.cycle(make_pictures([_SIZE], 32))
+    return (next(made) + salt.to_bytes(4, "big") + number.to_bytes(8, "big") for number in itertools.count())
+
+
 async def capacity(port: int, duration_s: float) -> float:
     """Requests per second that a closed loop gets."""
-    pictures = itertools.cycle(make_pictures([_SIZE], 32))
+    pictures = _pictures(1)
     end = time.perf_counter() + duration_s
     done: collections.Counter[str] = collections.Counter()
 
@@ -81,7 +88,7 @@ async def capacity(port: int, duration_s: float) -> float:
 
 async def offer(port: int, rate: float, duration_s: float) -> Offered:
     """Open loop, Poisson: arrivals wait for nobody. All requests are made before the first is sent."""
-    pictures = itertools.cycle(make_pictures([_SIZE], 32))
+    pictures = _pictures(2)
     offered, rng = Offered(), random.Random(0)
     with Receiver() as receiver:
         arrivals: list[tuple[float, str, list[tuple[str, bytes]]]] = []
@@ -140,17 +147,18 @@ async def _call(port: int, kind: str, part_id: str, request: bytes, offered: Off
 
 @dataclass
 class Poll:
-    """Answers to one question that is asked again and again: seconds of each, and what was wrong."""
+    """Answers to one question that is asked again and again, with `limit_s` for each: seconds, and what was wrong."""
 
+    limit_s: float
     seconds: list[float] = field(default_factory=list)
     wrong: collections.Counter[str] = field(default_factory=collections.Counter)
 
     async def run(self, question: Callable[[], Awaitable[str]]) -> None:
-        """Until cancelled. `question` gives "" where the answer is right; it has `EVICTION_S` for it."""
+        """Until cancelled. `question` gives "" where the answer is right; it has `limit_s` for it."""
         while True:
             began = time.perf_counter()
             try:
-                async with asyncio.timeout(EVICTION_S):
+                async with asyncio.timeout(self.limit_s):
                     wrong = await question()
             except TimeoutError:
                 wrong = "no answer in time"
@@ -182,7 +190,7 @@ async def poll_while(port: int, grpc_port: int, running: Awaitable[Any]) -> dict
         status = (await client.check(HealthCheckRequest())).status
         return "" if status == HealthCheckResponse.SERVING else str(status)
 
-    polls = {"/health": Poll(), "/health/live": Poll(), "grpc": Poll()}
+    polls = {"/health": Poll(EVICTION_S), "/health/live": Poll(EVICTION_S), "grpc": Poll(_GRPC_S)}
     asking = [
         asyncio.create_task(polls["/health"].run(lambda: over_http("/health"))),
         asyncio.create_task(polls["/health/live"].run(lambda: over_http("/health/live"))),

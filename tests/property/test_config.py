@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spmd_encoder.config import Config, env_name, flag_fields, flag_name, parse_config
+from spmd_encoder.config import LEAST_PREPARER_BYTES, Config, env_name, flag_fields, flag_name, parse_config
 from spmd_encoder.flags import value_text
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
 
 
-def values(field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
+def values(cls: type, field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
+    is_whole = typing.get_type_hints(cls)[field.name] in (int, int | None)
     if field.metadata["choices"]:
         return st.sampled_from(field.metadata["choices"])
     if field.name == "sglang_embedding_class":
@@ -29,14 +31,14 @@ def values(field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
         return st.lists(st.from_regex(r"[a-z0-9][a-z0-9-]{0,9}(\.[a-z]{1,5}){0,2}", fullmatch=True), max_size=3).map(
             tuple
         )
-    if isinstance(field.default, int) or field.name in ("dp_size", "preparers"):
-        return st.integers(1, 2**40)
+    if is_whole:
+        return st.integers(LEAST_PREPARER_BYTES if field.name == "preparer_memory_bytes" else 1, 2**40)
     if isinstance(field.default, float):
         return st.floats(min_value=1e-6, max_value=1e9, allow_nan=False)
     return words
 
 
-chosen = st.fixed_dictionaries({}, optional={f.name: values(f) for _, _, f in flag_fields()})
+chosen = st.fixed_dictionaries({}, optional={f.name: values(cls, f) for _, cls, f in flag_fields()})
 FIELDS = {field.name: field for _, _, field in flag_fields()}
 
 

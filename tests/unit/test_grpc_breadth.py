@@ -69,7 +69,7 @@ async def test_a_client_that_knows_nothing_lists_and_calls_everything(served: Se
                 "grpc.health.v1.Health": ["Check", "List", "Watch"],
                 "grpc.reflection.v1alpha.ServerReflection": ["ServerReflectionInfo"],
                 "sglang.grpc.encoder.SglangEncoder": ["Encode", "Send", "SchedulerReceiveUrl"],
-                "spmd_encoder.v1.Encoder": ["Encode", "Models", "Info"],
+                "spmd_encoder.v1.Encoder": ["Encode", "Lookup", "Models", "Info"],
             }
             items = [{"data": base64.b64encode(picture_file(7)).decode()}]
             reply = tool.call("spmd_encoder.v1.Encoder/Encode", {"items": items, "output": "OUTPUT_POOLED"})

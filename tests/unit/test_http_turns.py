@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
+import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
+from spmd_encoder.frontends.http.metrics import HttpMetrics
 from spmd_encoder.frontends.http.turns import _AT_ONCE, Turns
-from tests.unit.test_http_wire import GOOD, Served, post, serve_fake
+from tests.unit.test_http_wire import CONFIG, GOOD, Served, post, serve_fake
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -23,7 +27,7 @@ async def served() -> AsyncIterator[Served]:
 
 
 async def test_a_few_are_begun_in_each_turn_of_the_loop_in_order() -> None:
-    turns, begun = Turns(), list[int]()
+    turns, begun = Turns(100, HttpMetrics()), list[int]()
     for number in range(3 * _AT_ONCE - 1):
         turns.wait(lambda number=number: begun.append(number))  # type: ignore[misc]
     counts = []
@@ -70,3 +74,32 @@ async def test_several_requests_on_one_connection_keep_their_order(served: Serve
     wire = await served.connect()
     wire.send(post(GOOD) + HEALTH + post(b"{") + HEALTH)
     assert [(await wire.reply()).status for _ in range(4)] == [200, 200, 400, 200]
+
+
+def test_who_comes_when_too_many_wait_is_refused_in_the_words_of_his_protocol() -> None:
+    metrics = HttpMetrics()
+    turns = Turns(0, metrics)
+    for path, status, code in (("/v1/encode", 429, "QUEUE_FULL"), ("/v1/embeddings", 429, "QUEUE_FULL")):
+        refusal = turns.refusal(path, "POST")
+        assert refusal is not None
+        assert (refusal.status_code, refusal.headers["retry-after"]) == (status, "1")
+        assert json.loads(bytes(refusal.body))["error"]["code"] == code
+    refusal = turns.refusal("/encode", "POST")
+    assert refusal is not None and refusal.status_code == 503
+    assert json.loads(bytes(refusal.body))["status"] == "error"
+    assert (
+        'spmd_encoder_http_requests_total{code="429",method="POST",route="/v1/encode"} 1.0' in metrics.text().decode()
+    )
+
+
+async def test_a_crowd_beyond_the_limit_is_answered_too() -> None:
+    config = replace(CONFIG, limits=replace(CONFIG.limits, max_queued_items=20))
+    async with serve_fake(config=config) as served:
+        crowd = [await served.connect() for _ in range(300)]
+        for wire in crowd:
+            wire.send(post(GOOD) + HEALTH)
+        statuses: collections.Counter[int] = collections.Counter()
+        for wire in crowd:
+            statuses[(await wire.reply()).status] += 1
+            assert (await wire.reply()).status == 200
+        assert statuses.keys() == {200, 429} and statuses[200] >= 20

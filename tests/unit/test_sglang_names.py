@@ -38,7 +38,7 @@ def test_what_replicas_report() -> None:
     )  # fmt: skip
     metrics.replica_stats(1, 0, stats)
     metrics.gauges(ReadyState(ready=True, started=True, draining=False, replicas_ready=2, replicas=2), jobs=0,
-                   inflight_bytes=0, retried=0, joined=0)  # fmt: skip
+                   tokens=0, inflight_bytes=0, retried=0, joined=0)  # fmt: skip
     got = samples(sglang_text(metrics.text().decode(), "m").decode())
     for stage, seconds in (("queue_wait", 0.5), ("preprocess", 0.25), ("model_forward", 0.125)):
         assert value(got, f"{stage}_seconds_count", modality="image") == 1

@@ -169,10 +169,13 @@ class EncoderHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        if self.turns.waits(cycle.scope["path"]):
-            self.turns.wait(partial(self._begin, cycle, app))
-        else:
+        path = cycle.scope["path"]
+        if not self.turns.waits(path):
             self._begin(cycle, app)
+        elif (refusal := self.turns.refusal(path, cycle.scope["method"])) is not None:
+            self._begin(cycle, refusal)
+        else:
+            self.turns.wait(partial(self._begin, cycle, app))
 
     def _begin(self, cycle: RequestResponseCycle, app: Any) -> None:
         if not cycle.disconnected:  # else its client has gone while it waited

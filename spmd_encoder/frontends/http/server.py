@@ -28,7 +28,7 @@ _UNWIND_S = 1.0
 # Connections that the system holds until they are accepted: a burst of clients must not be turned away.
 _BACKLOG = 2048
 # How many are accepted in one turn of the loop, before any can be refused: they take descriptors.
-_ACCEPT_AT_ONCE = 64
+_ACCEPT_AT_ONCE = 256
 
 
 class _Server(uvicorn.Server):
@@ -63,7 +63,9 @@ class HttpFrontEnd:
         self._owns_shared = shared is None
         self.shared = shared = shared or Shared.open(service, config)
         settings: dict[str, object] = {"header_s": timeouts.header_s, "reply_idle_s": timeouts.reply_idle_s}
-        settings |= {"max_connections": max_connections, "odd": SparseLog(log), "turns": Turns()}
+        metrics = HttpMetrics(shared.registry)
+        turns = Turns(config.limits.max_queued_items, metrics)
+        settings |= {"max_connections": max_connections, "odd": SparseLog(log), "turns": turns}
         protocol = type("_Protocol", (EncoderHttpProtocol,), settings)
         self._config = uvicorn.Config(
             create_app(
@@ -71,7 +73,7 @@ class HttpFrontEnd:
                 config,
                 pool=shared.pool,
                 fetcher=shared.fetcher,
-                metrics=HttpMetrics(shared.registry),
+                metrics=metrics,
                 dialect=shared.dialect,
                 destinations=shared.destinations,
                 timeouts=timeouts,

@@ -1,5 +1,5 @@
 """Who waits before the application is asked: many requests at once must not keep the event loop from the few that ask
-how it is, or that register a receiver."""
+how it is, or that register a receiver; nor may they wait without end, each with a connection."""
 
 from __future__ import annotations
 
@@ -7,16 +7,27 @@ import asyncio
 import collections
 from collections.abc import Callable
 
+from starlette.responses import Response
+
+from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.frontends.http.errors import error_response, json_response
+from spmd_encoder.frontends.http.metrics import HttpMetrics
+
 # Begun in one turn of the event loop: some 2 ms each of parsing and admission, while everything else waits.
 _AT_ONCE = 8
-_HEAVY = frozenset({"/v1/encode", "/v1/embeddings", "/encode"})
+_SGLANG = "/encode"
+# Receivers may have registered for what it brings, and they are told of a refusal only where its body was read.
+_SGLANG_TIMES = 4
+_HEAVY = frozenset({"/v1/encode", "/v1/embeddings", _SGLANG})
 
 
 class Turns:
     """Of one server and event loop. Requests that bring media are begun in the order of their coming, a few in each
-    turn of the loop; all others at once."""
+    turn of the loop; all others at once. With `most` who wait, others are refused."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int, metrics: HttpMetrics) -> None:
+        self._most = most
+        self._metrics = metrics
         self._waiting: collections.deque[Callable[[], None]] = collections.deque()
         self._is_going = False
 
@@ -27,6 +38,19 @@ class Turns:
     @staticmethod
     def waits(path: str) -> bool:
         return path in _HEAVY
+
+    def refusal(self, path: str, method: str) -> Response | None:
+        """What is answered where too many wait already: an ASGI application that costs nearly nothing."""
+        if len(self._waiting) < self._most * (_SGLANG_TIMES if path == _SGLANG else 1):
+            return None
+        message = f"{self._most} requests wait for their turn already (--max-queued-items); try again later"
+        if path == _SGLANG:
+            response = json_response(503, {"status": "error", "message": message, "req_id": None})
+        else:
+            response = error_response(EncoderError(ErrorCode.QUEUE_FULL, message))
+        response.headers["x-spmd-replica"] = "none"
+        self._metrics.observe(path, method, response.status_code, 0.0)
+        return response
 
     def wait(self, begin: Callable[[], None]) -> None:
         """Call `begin` when it is its turn."""
