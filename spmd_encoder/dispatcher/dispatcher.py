@@ -94,6 +94,7 @@ class DPDispatcher:
         self._ids = itertools.count(1)
         self._model: ModelInfo | None = None
         self._cost = CostTable()
+        self._decoders: Mapping[str, Any] = {}
         self._started_at = time.monotonic()
         self._ended: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
@@ -171,6 +172,7 @@ class DPDispatcher:
             "ready": asdict(self.ready_state()),
             "model": asdict(self._model) if self._model else None,
             "cost": asdict(self._cost),
+            "decoders": self._decoders,
             "replicas": self._fleet.describe(self._ledger.load),
             "processes": [asdict(process) for process in self._fleet.processes()],
         }
@@ -272,7 +274,7 @@ class DPDispatcher:
     def _on_scheduler(self, replica: int, message: FromScheduler, frames: Sequence[memoryview]) -> None:
         match message:
             case Hello():
-                self._model, self._cost = message.model, message.cost
+                self._model, self._cost, self._decoders = message.model, message.cost, message.decoders
                 self._effects(replica, self._fleet.hello(replica, message))
             case Completed():
                 if not frames:

@@ -1,23 +1,61 @@
-"""Which sounds and films this installation decodes."""
+"""What this installation decodes, and with what."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+
+import PIL
+
+from spmd_encoder.api.types import Modality
 from spmd_encoder.media.container import FILM_FORMATS, SOUND_FORMATS
+from spmd_encoder.media.image import FORMATS
+
+_INSTALL = "pip install 'spmd-encoder[media]'"
+_BY_PYAV = (Modality.AUDIO, Modality.VIDEO)
 
 
-def capabilities() -> dict[str, tuple[str, ...]]:
-    """Formats and codecs of sounds and films; empty where PyAV is not installed.
+def decoders(modalities: Iterable[Modality] = tuple(Modality)) -> dict[str, str | list[str]]:
+    """For people: versions of the libraries, then formats and codecs of `modalities`; none of the latter without PyAV.
 
-    Loads FFmpeg's libraries (a tenth of a second, some 25 MB) but has them read nothing.
+    Where sounds or films are asked for this loads FFmpeg's libraries (a tenth of a second, some 25 MB), which read
+    nothing.
     """
+    wanted = [modality for modality in Modality if modality in set(modalities)]
+    told: dict[str, str | list[str]] = {
+        "pillow": PIL.__version__,
+        "pyav": _pyav(),
+        "torchvision": "not used, whether it is installed or not",
+    }
+    for modality in wanted:
+        formats, codecs = _of(modality)
+        told[f"{modality}_formats"] = [*formats]
+        if modality in _BY_PYAV:
+            told[f"{modality}_codecs"] = [*codecs]
+    return told
+
+
+def without_decoder(modalities: Iterable[Modality]) -> dict[Modality, str]:
+    """Those of `modalities` whose files are not decoded here, each with what to do."""
+    why = f"PyAV is not installed, or cannot be loaded: {_INSTALL}"
+    return {modality: why for modality in modalities if not any(_of(modality))}
+
+
+def _of(modality: Modality) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Formats and codecs; none where PyAV is wanted and cannot be loaded."""
+    if modality is Modality.IMAGE:
+        return FORMATS, ()
     try:
         from spmd_encoder.media import av_audio, av_container, av_video
     except ImportError:
-        return {"audio_formats": (), "audio_codecs": (), "video_formats": (), "video_codecs": ()}
-    audio, video = (av_container.available(names) for names in (av_audio.DECODERS, av_video.DECODERS))
-    return {
-        "audio_formats": SOUND_FORMATS,
-        "audio_codecs": audio,
-        "video_formats": FILM_FORMATS,
-        "video_codecs": video,
-    }
+        return (), ()
+    if modality is Modality.AUDIO:
+        return SOUND_FORMATS, av_container.available(av_audio.DECODERS)
+    return FILM_FORMATS, av_container.available(av_video.DECODERS)
+
+
+def _pyav() -> str:
+    try:
+        return version("av")
+    except PackageNotFoundError:
+        return f"not installed: {_INSTALL}"

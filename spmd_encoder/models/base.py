@@ -74,6 +74,10 @@ class Preprocessor(ABC):
     @abstractmethod
     def cost_table(self) -> CostTable: ...
 
+    def not_served(self) -> Mapping[Modality, str]:
+        """Of the adapter's modalities those that this checkpoint's own settings do not allow, each with the reason."""
+        return {}
+
     def preprocess(self, image: Image.Image) -> Features:
         """RGB picture to features, with transformers' own processor."""
         raise _not_served(Modality.IMAGE)

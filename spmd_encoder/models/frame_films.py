@@ -100,19 +100,25 @@ class FrameFilms:
         return frame[..., top : top + high, left : left + wide]
 
     @property
+    def misfit(self) -> str | None:
+        """Where the checkpoint's settings bring frames to a size that its tower does not take: both sizes, in words.
+        Its pictures are served all the same."""
+        if (made := self.frame_size()) == (self._side, self._side):
+            return None
+        return (
+            f"this checkpoint's video processor makes frames of (height, width) {made}, "
+            f"but its config.json asks for {self._side} pixels per side"
+        )
+
+    @property
     def _resample(self) -> int:
         return int(self._settings["resample"])
 
     def features(self, film: Film) -> Features:
         """Raises EncoderError: MEDIA_CORRUPT for frames that are far longer than wide, or the reverse, and
-        MEDIA_UNSUPPORTED where the checkpoint's settings bring frames to a size that its tower does not take: its
-        pictures are served all the same."""
-        if (made := self.frame_size()) != (self._side, self._side):
-            raise EncoderError(
-                ErrorCode.MEDIA_UNSUPPORTED,
-                f"this checkpoint's video processor makes frames of (height, width) {made}, "
-                f"but its config.json asks for {self._side} pixels per side",
-            )
+        MEDIA_UNSUPPORTED where there is a `misfit`."""
+        if self.misfit is not None:
+            raise EncoderError(ErrorCode.MEDIA_UNSUPPORTED, self.misfit)
         frames = frames_tensor(film)
         count, _, height, width = frames.shape
         if max(height, width) > MAX_ASPECT_RATIO * min(height, width):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from pathlib import Path
 
 import torch
 
 from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import StartupError
+from spmd_encoder.media.capabilities import without_decoder
 from spmd_encoder.models import registry
 from spmd_encoder.models.base import FamilyAdapter, LoadContext, Preprocessor
 from spmd_encoder.models.checkpoint import read_config, read_model_type
+
+log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -37,6 +41,18 @@ def load_preprocessor(folder: Path) -> Preprocessor:
 def modalities_of(folder: Path) -> tuple[Modality, ...]:
     """What the family of the checkpoint in `folder` takes. Raises StartupError."""
     return adapter_class(registry.find(read_model_type(folder))).modalities
+
+
+def served_modalities(adapter: FamilyAdapter) -> tuple[Modality, ...]:
+    """Those of the family's that can be had here: with the checkpoint's settings, and with what is installed.
+
+    The log has the reason of each other one.
+    """
+    reasons = {**without_decoder(adapter.modalities), **adapter.preprocessor.not_served()}
+    for modality in adapter.modalities:
+        if modality in reasons:
+            log.warning("no %s is offered: %s", modality, reasons[modality])
+    return tuple(modality for modality in adapter.modalities if modality not in reasons)
 
 
 def resolve_dtype(wanted: str, folder: Path) -> torch.dtype:

@@ -52,6 +52,10 @@ class TilePreprocessor(Preprocessor):
     def cost_table(self) -> CostTable:
         return self._cost if self._films is None else replace(self._cost, video=self._films.cost())
 
+    def not_served(self) -> Mapping[Modality, str]:
+        misfit = self._films.misfit if self._films is not None else None
+        return {} if misfit is None else {Modality.VIDEO: misfit}
+
     def choose_frames(self, info: FilmInfo, options: ItemOptions) -> Sequence[int]:
         return super().choose_frames(info, options) if self._films is None else self._films.choose(info, options)
 

@@ -20,11 +20,12 @@ from spmd_encoder.config import Config
 from spmd_encoder.distributed.channel import FollowerChannel, LeaderChannel
 from spmd_encoder.distributed.groups import TorchStore, connect_store, epoch_scope, form_tp_group, own_group
 from spmd_encoder.distributed.layout import Layout
+from spmd_encoder.media.capabilities import decoders
 from spmd_encoder.media.pool import PreparerPool
 from spmd_encoder.models.base import FamilyAdapter, LoadContext
 from spmd_encoder.models.checkpoint import read_model_type
 from spmd_encoder.models.demo import is_random
-from spmd_encoder.models.loading import load_adapter, resolve_dtype, stored_dtype
+from spmd_encoder.models.loading import load_adapter, resolve_dtype, served_modalities, stored_dtype
 from spmd_encoder.runtime.engine import TowerEngine
 from spmd_encoder.runtime.leader import LeaderLoop
 from spmd_encoder.runtime.phases import Phases
@@ -179,6 +180,7 @@ async def _build_leader(place: _Place) -> RankLoop:
         load_s=place.phases.seconds["load"],
         tower_bytes=encoder.adapter.tower_bytes,
         start_s=dict(place.phases.seconds),
+        decoders=decoders(encoder.adapter.modalities),
     )
     return LeaderLoop(scheduler, dealer, worker, pool, hello)
 
@@ -304,7 +306,7 @@ def _model_info(place: _Place, adapter: FamilyAdapter) -> ModelInfo:
         dtype=str(dtype).removeprefix("torch."),
         outputs=adapter.outputs,
         default_output=adapter.default_output,
-        modalities=adapter.modalities,
+        modalities=served_modalities(adapter),
         embedding_dims=dict(adapter.embedding_dims),
         random_weights=is_random(config.model.model_path) or is_random(place.folder),
         revision=config.model.revision,

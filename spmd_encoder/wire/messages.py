@@ -91,6 +91,8 @@ class Hello(Message, frozen=True):
     tower_bytes: int
     start_s: dict[str, float] = msgspec.field(default_factory=dict)
     """Seconds of each phase of the leader's start, in order; `load_s` is one of them."""
+    decoders: dict[str, str | list[str]] = msgspec.field(default_factory=dict)
+    """What this replica decodes, and with what, for `/info`."""
 
 
 class Completed(Message, frozen=True):

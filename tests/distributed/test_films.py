@@ -104,6 +104,12 @@ def check(reply: httpx.Response, want: np.ndarray[Any, Any], count: int) -> None
     }
 
 
+def test_info_and_models_say_that_films_are_taken(world: World) -> None:
+    told = world.info()["decoders"]
+    assert "MP4" in told["video_formats"] and {"h264", "vp9"} <= set(told["video_codecs"])
+    assert world.http.get("/v1/models").json()["data"][0]["modalities"] == ["image", "video"]
+
+
 SAMPLINGS = [({"fps": 5}, 8), ({"fps": 5, "max_frames": 4}, 4), ({"fps": 25, "max_frames": 1000}, FRAMES), ({}, 4)]
 
 

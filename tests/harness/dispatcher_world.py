@@ -103,6 +103,7 @@ class Scheduler:
             cost=CostTable(fixed_tokens=10),
             load_s=1.0,
             tower_bytes=100,
+            decoders={"pyav": "1", "video_codecs": ["h264"]},
         )
         fields = {name: getattr(hello, name) for name in hello.__struct_fields__} | changes
         self.socket.send(Hello(**fields))

@@ -221,6 +221,7 @@ async def test_info_is_plain_data_without_secrets(tmp_path: Path) -> None:
         assert [entry["state"] for entry in info["replicas"]] == ["ready", "ready"]
         assert info["layout"] == {"world_size": 2, "dp_size": 2, "tp_size": 1}
         assert info["versions"]["torch"] == "2"
+        assert info["decoders"] == {"pyav": "1", "video_codecs": ["h264"]}
         assert [process["rank"] for process in info["processes"]] == [0, 1]
         assert w.endpoint.token not in repr(info)
         assert "faults" not in info["config"]

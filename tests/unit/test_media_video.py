@@ -14,7 +14,6 @@ import pytest
 
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.base import FilmInfo, FilmLimits
-from spmd_encoder.media.capabilities import capabilities
 from spmd_encoder.media.video import decode, probe
 from tests.harness.media import film, sound, tone
 
@@ -352,10 +351,3 @@ def test_what_the_chooser_raises_is_passed_on() -> None:
         raise EncoderError(ErrorCode.INVALID_REQUEST, "no")
 
     refused(ErrorCode.INVALID_REQUEST, lambda: decode(made("H.264"), choose, LIMITS))
-
-
-def test_what_is_decoded_is_told() -> None:
-    told = capabilities()
-    assert told["video_codecs"] == ("h264", "hevc", "vp8", "vp9", "av1")
-    assert {"mp3", "aac", "opus", "vorbis", "flac", "pcm_s16le"} <= set(told["audio_codecs"])
-    assert "MP4" in told["video_formats"] and "WAV" in told["audio_formats"]
