@@ -8,14 +8,17 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.numpy
 from PIL import Image
 from safetensors import safe_open
 
+from tests.harness import media
 from tests.harness.fake_server import FakeServer, fake_server
 from tests.harness.readme import README
 
@@ -38,13 +41,18 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture
 def folder(server: FakeServer, tmp_path: Path) -> Path:
-    """With the pictures that the commands name, and a configuration that leads curl to the server."""
-    Image.new("RGB", (31, 7)).save(tmp_path / "photo.jpg")
-    Image.new("RGB", (32, 7)).save(tmp_path / "other.png")
-    (tmp_path / ".curlrc").write_text(
-        f'connect-to = "localhost:30000:127.0.0.1:{server.port}"\nnoproxy = "*"\nfail-with-body\n'
-    )
-    return tmp_path
+    return fill(tmp_path, server.port)
+
+
+def fill(folder: Path, port: int) -> Path:
+    """With the files that the commands name, and a configuration that leads curl to the server at `port`."""
+    Image.new("RGB", (31, 7)).save(folder / "photo.jpg")
+    Image.new("RGB", (32, 7)).save(folder / "other.png")
+    (folder / "talk.wav").write_bytes(media.wav(media.tone(8000, 16_000).astype(np.float32), 16_000))
+    frames = [np.full((56, 84, 3), 6 * index, np.uint8) for index in range(40)]
+    (folder / "clip.mp4").write_bytes(media.film("mp4", "libx264", frames, time_base=Fraction(1, 10)))
+    (folder / ".curlrc").write_text(f'connect-to = "localhost:30000:127.0.0.1:{port}"\nnoproxy = "*"\nfail-with-body\n')
+    return folder
 
 
 def run(command: str, folder: Path) -> str:
@@ -58,7 +66,8 @@ def run(command: str, folder: Path) -> str:
 
 
 def test_the_readme_shows_every_way_in_and_out() -> None:
-    for way in ("@request.json", "-F image=@", "--data-binary @photo.jpg", "Accept: ", "/v1/embeddings", "?output="):
+    ways = ["@request.json", "-F image=@", "--data-binary @photo.jpg", "Accept: ", "/v1/embeddings", "?output="]
+    for way in (*ways, "@talk.wav", "@clip.mp4", "-F audio=@", "-F video=@"):
         assert any(way in command for command in CURLS), way
 
 
@@ -67,15 +76,15 @@ def test_every_command_works_as_it_is_written(server: FakeServer, folder: Path) 
     for command in COMMANDS:
         replies[command] = run(command, folder)
     for command in CURLS:
-        pictures = command.count("-F image=@") or 1
+        items = len(re.findall(r"-F \w+=@", command)) or 1
         if "/v1/lookup" in command:
             (found,) = json.loads(replies[command])["data"]
             assert found["held"] is False
         elif "-o out.safetensors" in command:
             assert replies[command] == ""
-            check_safetensors(folder / "out.safetensors", pictures)
+            check_safetensors(folder / "out.safetensors", items)
         else:
-            check_json(json.loads(replies[command]), pictures)
+            check_json(json.loads(replies[command]), items)
     assert len(server.service.seen) == sum("/v1/lookup" not in command for command in CURLS)
 
 
@@ -89,13 +98,13 @@ def test_the_safetensors_example_reads_what_curl_saved(folder: Path, monkeypatch
     check_json(json.loads(names["reply"]), 2)
 
 
-def check_json(reply: Any, num_pictures: int) -> None:
+def check_json(reply: Any, num_items: int) -> None:
     assert "error" not in reply
-    assert len(reply["data"]) == num_pictures
+    assert len(reply["data"]) == num_items
     if "usage" in reply:
         assert reply["data"][0]["embedding"] == [31.0, 7.0]
     else:
-        assert [entry["status"] for entry in reply["data"]] == ["ok"] * num_pictures
+        assert [entry["status"] for entry in reply["data"]] == ["ok"] * num_items
 
 
 def check_safetensors(file: Path, num_pictures: int) -> None:
