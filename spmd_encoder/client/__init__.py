@@ -24,6 +24,7 @@ from spmd_encoder.client.errors import (
 )
 from spmd_encoder.client.lookup import Held
 from spmd_encoder.client.media import Audio, Video
+from spmd_encoder.client.reply import read_embedding_file
 from spmd_encoder.client.results import Result
 from spmd_encoder.client.sync import Client
 
@@ -51,4 +52,5 @@ __all__ = [
     "ToFiles",
     "ToReceiver",
     "Video",
+    "read_embedding_file",
 ]

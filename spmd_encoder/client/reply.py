@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
@@ -12,6 +13,7 @@ from spmd_encoder.client import safetensors
 from spmd_encoder.client.arrays import ArrayKind
 from spmd_encoder.client.destinations import Receipt
 from spmd_encoder.client.errors import BadReplyError, BusyError, ItemError, RefusedError
+from spmd_encoder.client.files import read_regular
 from spmd_encoder.client.results import Detail, Result
 from spmd_encoder.client.retry import RETRYABLE_STATUSES, retry_after_s
 from spmd_encoder.client.sources import Source
@@ -27,8 +29,8 @@ _ITEM_CODES = frozenset(
         *("WORKER_DIED", "NON_FINITE", "NOT_FOUND"),
     }
 )
-# Names in a reply of /v1/staged.
-_STAGED_TENSOR, _STAGED_ITEM = "embedding", "item"
+# Names in a reply of /v1/staged, and in a file of the destination `file`.
+_STAGED_TENSOR, _FILE_TENSOR, _ABOUT = "embedding", "ec_cache", "item"
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ class _Item(msgspec.Struct, frozen=True):
     delivered: Receipt | None = None
 
 
-class _Staged(msgspec.Struct, frozen=True):
+class _About(msgspec.Struct, frozen=True):
+    """What a file of one item says of it."""
+
     shape: tuple[int, ...]
     dtype: str
     grid: tuple[int, int, int] | None
@@ -128,13 +132,26 @@ def staged_of(reply: Reply, staged_id: str, array_kind: ArrayKind) -> Result:
         refuse(reply)
     if reply.media_type != SAFETENSORS:
         raise BadReplyError(f"the server answered {reply.media_type or 'a body without a type'}, not {SAFETENSORS}")
-    tensors, metadata = safetensors.parse(reply.body)
-    if tensors.keys() != {_STAGED_TENSOR}:
-        raise BadReplyError("the reply holds other tensors than the embedding")
-    about = _decode(metadata.get(_STAGED_ITEM, "").encode(), _Staged)
+    return _of_one(reply.body, _STAGED_TENSOR, staged_id, array_kind)
+
+
+def read_embedding_file(path: str | Path, as_: ArrayKind = "numpy") -> Result:
+    """What a server has written for the destination `file`, with the facts that a language model needs beside the
+    rows. `path` is that file itself: the server's `--embedding-dir`, then `delivered.path`.
+
+    Raises `BadReplyError` where it is damaged, or written by another program; OSError, ValueError for a pipe.
+    """
+    return _of_one(read_regular(str(path)), _FILE_TENSOR, str(path), as_)
+
+
+def _of_one(body: bytes | bytearray, tensor: str, name: str, array_kind: ArrayKind) -> Result:
+    tensors, metadata = safetensors.parse(body)
+    if tensors.keys() != {tensor}:
+        raise BadReplyError(f"{name[:200]} holds other tensors than `{tensor}`")
+    about = _decode(metadata.get(_ABOUT, "").encode(), _About)
     result = Result(
         index=0,
-        name=staged_id,
+        name=name,
         shape=about.shape,
         dtype=about.dtype,
         grid=about.grid,
@@ -143,7 +160,7 @@ def staged_of(reply: Reply, staged_id: str, array_kind: ArrayKind) -> Result:
         modality=about.modality,
         details=about.details,
     )
-    return _filled(result, tensors[_STAGED_TENSOR], array_kind)
+    return _filled(result, tensors[tensor], array_kind)
 
 
 def _check_one_each(items: Sequence[_Item], sent: Sequence[Source]) -> None:

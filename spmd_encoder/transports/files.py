@@ -25,7 +25,7 @@ from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.observability.logging import SparseLog
 from spmd_encoder.transports.base import ItemParcel
 from spmd_encoder.transports.file_index import FileIndex
-from spmd_encoder.transports.safetensors import SafetensorsWriter
+from spmd_encoder.transports.safetensors import SafetensorsWriter, about
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class EmbeddingFiles:
         writer = SafetensorsWriter()
         writer.add(TENSOR_NAME, embedding)
         kind = embedding.kind.value
-        return writer.finish({"digest": embedding.digest, "model": self._model, "output": kind})
+        return writer.finish({"digest": embedding.digest, "model": self._model, "output": kind, **about(embedding)})
 
     @contextlib.contextmanager
     def _busy(self, key: str, stop: threading.Event) -> Iterator[None]:

@@ -17,6 +17,7 @@ import msgspec
 from spmd_encoder.api.types import Embedding
 from spmd_encoder.errors import EncoderError, ErrorCode
 
+ITEM_KEY = "item"
 # The data start at a multiple of this, as the library writes them.
 _ALIGNMENT = 8
 # (name in the format, bytes per value) by torch's name
@@ -49,6 +50,22 @@ class SafetensorsWriter:
         text = msgspec.json.encode({**self._header, "__metadata__": metadata})
         text += b" " * (-len(text) % _ALIGNMENT)
         return memoryview(len(text).to_bytes(8, "little") + text), *self._parts
+
+
+def about(embedding: Embedding) -> dict[str, str]:
+    """Metadata of a file of one item: all that a reply says of it, as JSON, so that its rows can be used without that
+    reply. A language model needs `grid` and `details` beside them."""
+    said = {
+        "modality": embedding.modality.value,
+        "kind": embedding.kind.value,
+        "shape": embedding.shape,
+        "dtype": embedding.dtype,
+        "grid": embedding.grid,
+        "num_tokens": embedding.num_tokens,
+        "digest": embedding.digest,
+        "details": embedding.details,
+    }
+    return {ITEM_KEY: msgspec.json.encode(said).decode()}
 
 
 def _dtype(embedding: Embedding, num_bytes: int) -> str:

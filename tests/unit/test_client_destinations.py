@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.numpy
 from PIL import Image
 
+from spmd_encoder.api.types import Detail
 from spmd_encoder.client import (
     AsyncClient,
     BadReplyError,
@@ -31,6 +33,7 @@ from spmd_encoder.client import (
     StagedReceipt,
     ToFiles,
     ToReceiver,
+    read_embedding_file,
 )
 from spmd_encoder.client.__main__ import main
 from spmd_encoder.client.flows import Broken, Flows, Load, Pause, Send
@@ -103,6 +106,33 @@ def test_without_hashes_files_are_named_by_digest(call: Call, tmp_path: Path) ->
     (result,) = call("encode", [picture_file(3)], destination=ToFiles())
     assert result.delivered.mm_hash == result.digest.removeprefix("sha256:")
     assert tensor(tmp_path / "cache" / result.delivered.path) == [[3, 9]]
+
+
+def test_a_file_is_read_with_its_facts(call: Call, server: FakeServer, tmp_path: Path) -> None:
+    details: dict[str, Detail] = {"second_per_grid_ts": 0.5, "timestamps": [0.25, 1.0]}
+    server.service.answer = lambda item: replace(size_embedding(item), shape=(1, 2), details=details)
+    (result,) = call("encode", [picture_file(3)], destination=ToFiles(["film"]))
+    assert result.details == details
+    file = tmp_path / "cache" / result.delivered.path
+    read = read_embedding_file(file)
+    assert (read.details, read.grid, read.digest, read.num_tokens) == (details, (1, 1, 1), result.digest, 1)
+    assert read.embedding.tolist() == [[3, 9]] and read.embedding.dtype == "float32"
+    assert read_embedding_file(str(file), as_="torch").embedding.tolist() == [[3, 9]]
+
+
+def test_a_file_of_another_program_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "encoder_cache.safetensors"
+    safetensors.numpy.save_file({"ec_cache": np.zeros((2, 3), np.float32)}, file)
+    with pytest.raises(BadReplyError):  # vLLM's own has no facts
+        read_embedding_file(file)
+    safetensors.numpy.save_file({"other": np.zeros((2, 3), np.float32)}, file)
+    with pytest.raises(BadReplyError, match="other tensors than `ec_cache`"):
+        read_embedding_file(file)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(BadReplyError, match="no valid safetensors"):
+        read_embedding_file(file)
+    with pytest.raises(FileNotFoundError):
+        read_embedding_file(tmp_path / "missing")
 
 
 def test_hashes_are_as_many_as_pictures(call: Call, server: FakeServer) -> None:

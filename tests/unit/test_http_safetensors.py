@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from starlette.requests import Request
 
-from spmd_encoder.api.types import Embedding, ItemFailure, ItemOutcome, MediaItem, Modality, OutputKind
+from spmd_encoder.api.types import Detail, Embedding, ItemFailure, ItemOutcome, MediaItem, Modality, OutputKind
 from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.http.accept import preferred
@@ -43,6 +43,12 @@ def embedding(values: torch.Tensor) -> Embedding:
         data=memoryview(values.contiguous().view(torch.uint8).numpy().tobytes()),
         grid=(1, 2, 3),
     )
+
+
+def test_its_metadata_have_what_a_language_model_needs(tmp_path: Path) -> None:
+    details: dict[str, Detail] = {"timestamps": [0.25, 1.0], "num_frames": 4}
+    outcomes: list[ItemOutcome] = [replace(embedding(torch.zeros(2, 3)), details=details), FAILED]
+    assert response_of(body_of(outcomes), tmp_path)["data"][0]["details"] == details
 
 
 def body_of(outcomes: list[ItemOutcome]) -> bytes:

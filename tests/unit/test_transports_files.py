@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
+from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.daemon_threads import DaemonThreads
 from spmd_encoder.transports.files import EmbeddingFiles, is_key
@@ -25,7 +27,7 @@ from tests.harness.parcels import embedding, failed_item, item
 pytestmark = pytest.mark.timeout(60)
 
 Make = Callable[..., EmbeddingFiles]
-ROWS = 1000  # of one float32: 4000 bytes, and a head of some 300
+ROWS = 1000  # of one float32: 4000 bytes, and a head of some 450
 
 
 @pytest.fixture
@@ -85,6 +87,26 @@ async def test_the_connector_reads_the_very_rows(make: Make, tmp_path: Path, dty
     umask = os.umask(0)
     os.umask(umask)
     assert path(tmp_path, "h.a-s_h").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+async def test_a_file_says_what_a_language_model_needs_beside_the_rows(make: Make, tmp_path: Path) -> None:
+    files = make()
+    film = replace(embedding(7, 24), modality=Modality.VIDEO, details={"second_per_grid_ts": 0.5, "timestamps": [0.25]})
+    for fps in (2.0, 4.0):
+        # A digest does not say how a film was sampled, but the facts differ: the file is another one.
+        await files.deliver(item(replace(film, details={**film.details, "sampled_fps": fps})), "film")
+        with safe_open(path(tmp_path, "film"), "pt") as file:
+            said = json.loads(file.metadata()["item"])
+        assert said == {
+            "modality": "video",
+            "kind": "tokens",
+            "shape": [7, 24],
+            "dtype": "float32",
+            "grid": [1, 2, 2],
+            "num_tokens": 7,
+            "digest": film.digest,
+            "details": {"second_per_grid_ts": 0.5, "timestamps": [0.25], "sampled_fps": fps},
+        }
 
 
 async def test_a_failed_item_is_nothing_to_write(make: Make, tmp_path: Path) -> None:
@@ -151,9 +173,9 @@ async def test_a_file_that_somebody_else_removed_is_written_again(make: Make, tm
 
 
 async def test_one_item_above_the_limit_is_refused_and_nothing_is_lost_for_it(make: Make, tmp_path: Path) -> None:
-    files = make(max_bytes=5000)
+    files = make(max_bytes=4500)
     await put(files, "a")
-    assert "--embedding-dir-max-bytes 5000" in await fails(files, "b", rows=2000)
+    assert "--embedding-dir-max-bytes 4500" in await fails(files, "b", rows=2000)
     assert keys(tmp_path) == {"a"}
 
 

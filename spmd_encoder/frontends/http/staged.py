@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -21,11 +20,10 @@ from spmd_encoder.frontends.http.options import check_no_query
 from spmd_encoder.frontends.http.render import Rendered
 from spmd_encoder.frontends.http.render_tensors import MEDIA_TYPE as SAFETENSORS_TYPE
 from spmd_encoder.frontends.http.reply import HeldResponse
-from spmd_encoder.transports.safetensors import SafetensorsWriter
+from spmd_encoder.transports.safetensors import SafetensorsWriter, about
 from spmd_encoder.transports.staged import Shelf
 
 _TENSOR_NAME = "embedding"
-_ITEM_KEY = "item"
 # Of the event loop, from a write that fails to whoever waits for the client to hang up.
 _TURNS = 8
 _KEEP = {"keep=1": True, "keep=0": False, "": False}
@@ -102,18 +100,7 @@ class _LastResponse(HeldResponse):
 def _safetensors(embedding: Embedding) -> Rendered:
     file = SafetensorsWriter()
     file.add(_TENSOR_NAME, embedding)
-    about = {
-        "modality": embedding.modality.value,
-        "kind": embedding.kind.value,
-        "shape": embedding.shape,
-        "dtype": embedding.dtype,
-        "grid": embedding.grid,
-        "num_tokens": embedding.num_tokens,
-        "digest": embedding.digest,
-        "details": embedding.details,
-    }
-    parts = file.finish({_ITEM_KEY: msgspec.json.encode(about).decode()})
-    return Rendered(200, parts, media_type=SAFETENSORS_TYPE)
+    return Rendered(200, file.finish(about(embedding)), media_type=SAFETENSORS_TYPE)
 
 
 def _raw(embedding: Embedding) -> Rendered:
