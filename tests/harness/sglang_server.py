@@ -48,19 +48,21 @@ class Served:
     http: httpx.AsyncClient
     front_end: HttpFrontEnd
 
-    async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    async def post(self, path: str, body: dict[str, Any], headers: str = "") -> httpx.Response:
         """On a connection of its own: httpx's pool takes seconds to find one among a thousand."""
         raw = json.dumps(body).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.http.base_url.port)
         try:
             head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
-            writer.write(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+            writer.write(f"{head}{headers}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
             top, _, rest = (await reader.read()).partition(b"\r\n\r\n")
         finally:
             writer.close()
         return httpx.Response(int(top.split()[1]), content=rest)
 
-    async def encode(self, req_id: str = "r_local_part_0", *items: Any, **fields: Any) -> httpx.Response:
+    async def encode(
+        self, req_id: str = "r_local_part_0", *items: Any, wait_s: str | None = None, **fields: Any
+    ) -> httpx.Response:
         body = {
             "encoder_idx": 0,
             "encoder_url": "http://encoder",
@@ -74,7 +76,7 @@ class Served:
             "time_stats_json": None,
             **fields,
         }
-        return await self.post("/encode", body)
+        return await self.post("/encode", body, "" if wait_s is None else f"X-Request-Timeout: {wait_s}\r\n")
 
     async def register(self, receiver: Receiver, req_id: str = "r_local_part_0", count: int = 1) -> httpx.Response:
         body = {"req_id": req_id, "receive_count": count, "receive_url": receiver.url, "modality": "IMAGE"}

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
@@ -21,6 +23,7 @@ from spmd_encoder.frontends.http.backend import Backend
 from spmd_encoder.frontends.http.body import body_chunks, read_body
 from spmd_encoder.frontends.http.call import unless_gone
 from spmd_encoder.frontends.http.content import BodyKind, body_kind
+from spmd_encoder.frontends.http.deadline import header_timeout_s
 from spmd_encoder.frontends.http.errors import STATUS, HttpError, json_response
 from spmd_encoder.frontends.sglang.dialect import SglangDialect
 from spmd_encoder.frontends.sglang.refusal import RefusalError
@@ -48,12 +51,15 @@ def sglang_routes(backend: Backend, dialect: SglangDialect) -> APIRouter:
     push = push_backend(backend.config.sglang.encoder_transfer_backend)
 
     async def encode(request: Request, call: _SglangCall) -> object:
+        wanted_s = header_timeout_s(request)
+        deadline = math.inf if wanted_s is None else time.monotonic() + wanted_s
         media = ExitStack()
         try:
             account = backend.account(media)
-            fields = await call.fields(account, backend.config.server.max_body_bytes)
+            fields = await call.fields(account, backend.config.server.max_body_bytes, until=deadline)
             echo = echo_of(fields) if push.is_fetched else {}
-            read = partial(read_encode, fields, push, max_items=backend.max_items, limits=backend.item_limits)
+            limits = backend.item_limits
+            read = partial(read_encode, fields, push, max_items=backend.max_items, limits=limits, deadline=deadline)
             # The call is held nowhere here: its items must not outlive their account.
             work = dialect.encode(await backend.run(read), media, account.add)
         except BaseException:
@@ -100,10 +106,11 @@ class _SglangCall:
         self._backend = backend
         self.req_id: str | None = None
 
-    async def fields(self, account: Account, max_bytes: int) -> Fields:
-        """Raises `RefusalError`, `EncoderError` or `HttpError`."""
+    async def fields(self, account: Account, max_bytes: int, until: float = math.inf) -> Fields:
+        """As `body_chunks` reads them. Raises `RefusalError`, `EncoderError` or `HttpError`."""
         body_kind(self._request, BodyKind.JSON)
-        chunks = body_chunks(self._request, account, max_bytes=max_bytes, timeouts=self._backend.timeouts)
+        timeouts = self._backend.timeouts
+        chunks = body_chunks(self._request, account, max_bytes=max_bytes, timeouts=timeouts, until=until)
         body = await read_body(chunks)
         fields = await self._backend.run(partial(read_fields, body)) if len(body) > 4096 else read_fields(body)
         self.req_id = part_id_of(fields)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
@@ -19,7 +20,7 @@ from typing import Any, assert_never
 from spmd_encoder.api.service import EncoderService
 from spmd_encoder.api.types import OutputKind
 from spmd_encoder.config import Config
-from spmd_encoder.errors import EncoderError
+from spmd_encoder.errors import EncoderError, time_over
 from spmd_encoder.frontends.base import ItemLimits, check_output
 from spmd_encoder.frontends.remote import Fetcher, fetch_and_encode
 from spmd_encoder.frontends.sglang.media import Wanted, check_items, item_name
@@ -50,12 +51,14 @@ _LAST_WORDS_S = 1.0
 @dataclass(frozen=True, kw_only=True)
 class EncodeCall:
     """One `/encode`. `header` says which part it is, `items` may be what is wrong with them. Equal bodies have equal
-    digests. `receivers` is empty where they register."""
+    digests. `receivers` is empty where they register. The caller wants nothing after `deadline`
+    (`time.monotonic`)."""
 
     header: ParcelHeader
     items: Sequence[Wanted] | EncoderError
     digest: bytes
     receivers: tuple[PushEndpoint, ...] = ()
+    deadline: float = math.inf
 
 
 @dataclass(eq=False)
@@ -160,13 +163,18 @@ class SglangDialect:
                 if part.phase is Phase.ENCODING:
                     unused.pop_all()
                     life.work = asyncio.create_task(self._make(part.key, life, call, media, reserve))
+        # Not at once, since a part whose own time is over says in which stage.
+        patience = None if call.deadline == math.inf else max(0.0, call.deadline - started) + _LAST_WORDS_S
         del call  # its items, for which the work has the account
         self._carry_out(commands)
+        wanted: asyncio.Future[Any] = life.sized if self._is_fetched else life.settled
         try:
-            await asyncio.wait({life.sized if self._is_fetched else life.settled})
+            await asyncio.wait({wanted}, timeout=patience)
         finally:
             self._parts.leave(part.key, _now())
         error = life.settled.result() if life.settled.done() else None
+        if not wanted.done():
+            error = RefusalError.of(time_over("delivery" if life.sized.done() else "forward"))
         self._metrics.answered(modality, _now() - started, error is None)
         if error is not None:
             raise RefusalError(error.status, error.message)
@@ -274,7 +282,7 @@ class SglangDialect:
             reserve=reserve,
             request_id=call.header.part_id,
             output=OutputKind.TOKENS,
-            timeout_s=self._config.limits.request_timeout_s,
+            timeout_s=min(self._config.limits.request_timeout_s, call.deadline - _now()),
             check=partial(check_items, wanted=call.items),
             name=item_name,
         )

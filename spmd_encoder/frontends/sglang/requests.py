@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,9 @@ def part_id_of(fields: Fields) -> str:
     raise RefusalError(400, f"missing or invalid req_id: it is a string of 1 to {MAX_ID_CHARS} characters")
 
 
-def read_encode(fields: Fields, backend: PushBackend, *, max_items: int, limits: ItemLimits) -> EncodeCall:
+def read_encode(
+    fields: Fields, backend: PushBackend, *, max_items: int, limits: ItemLimits, deadline: float = math.inf
+) -> EncodeCall:
     """Raises `RefusalError` 400 where it is not known which part it is, or who gets it; what is wrong with the items
     is a part's own failure."""
     part_id = part_id_of(fields)
@@ -83,7 +86,7 @@ def read_encode(fields: Fields, backend: PushBackend, *, max_items: int, limits:
     except EncoderError as error:
         items = EncoderError(error.code, error.message, param=error.param)
     header = ParcelHeader(part_id=part_id, num_parts=num_parts, part_idx=part_idx, modality=kind)
-    return EncodeCall(header=header, items=items, digest=digest.digest(), receivers=receivers)
+    return EncodeCall(header=header, items=items, digest=digest.digest(), receivers=receivers, deadline=deadline)
 
 
 def read_registration(fields: Fields, backend: PushBackend) -> Registration:
