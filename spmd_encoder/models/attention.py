@@ -59,11 +59,18 @@ class SegmentAttention(nn.Module):
         self.head_dim = int(attention.head_dim)
         self._scale = float(attention.scaling)
 
-    def attend(self, hidden: Tensor, cu_seqlens: Tensor, positions: tuple[Tensor, Tensor] | None) -> Tensor:
+    def attend(
+        self,
+        hidden: Tensor,
+        cu_seqlens: Tensor,
+        positions: tuple[Tensor, Tensor] | None,
+        *,
+        is_causal: bool = False,
+    ) -> Tensor:
         """`[1, rows, width]` to the same. `cu_seqlens` `[segments + 1]` int32 are the segments' ends after a 0,
         `positions` cosines and sines, `[rows, head]` each, or None where positions are no part of attention."""
         qkv = by_rows(self._rotated, hidden[0], *(positions or ()))
-        out = attend(qkv, cu_seqlens, self._scale)
+        out = attend(qkv, cu_seqlens, self._scale, is_causal=is_causal)
         return self.closing(out.flatten(1))[None]  # type: ignore[no-any-return]
 
     def _rotated(self, hidden: Tensor, *positions: Tensor) -> Tensor:
@@ -95,15 +102,16 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     b.mul_(cos[..., half:]).add_(from_a)
 
 
-def attend(qkv: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
-    """Attention within each segment. `qkv` `[rows, 3, heads, head]`; gives `[rows, heads, head]`.
+def attend(qkv: Tensor, cu_seqlens: Tensor, scale: float, *, is_causal: bool = False) -> Tensor:
+    """Attention within each segment, to earlier rows alone where `is_causal`. `qkv` `[rows, 3, heads, head]`; gives
+    `[rows, heads, head]`.
 
     Neighbours of equal length go in one call, without a mask, which torch has a flash attention for.
     """
     parts = []
     for run in runs(qkv, segment_lengths(cu_seqlens)):
         query, key, value = run.permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(query, key, value, scale=scale)
+        out = F.scaled_dot_product_attention(query, key, value, scale=scale, is_causal=is_causal)
         parts.append(out.transpose(1, 2).flatten(0, 1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -35,6 +35,8 @@ _TEXT_WIDTH = "`text_config.hidden_size`"
 _OF_FOUR = "one per 2 x 2 patches and pair of frames"
 _NEWLINES = "those of the whole picture, then of its tiles without padding, with a newline after each line"
 _SCALED = "one per `scale_factor`² patches of each tile, the whole picture last"
+_PROMPT = "one per token of the prompt around the picture"
+_MANY_VECTORS = "`embedding_dim` (128), of length 1"
 _WINDOWS = "one stack of windows of 30 s"
 
 CATALOGUE: tuple[FamilyFacts, ...] = (
@@ -228,6 +230,34 @@ CATALOGUE: tuple[FamilyFacts, ...] = (
         width="`hidden_size`",
         pooled="the same: the class token after the last norm",
         batch=_STACKED,
+    ),
+    FamilyFacts(
+        name="DINOv3, convolutional",
+        families=("dinov3_convnext",),
+        rows="one per field of the last stage, of 32 x 32 pixels",
+        width="`hidden_sizes`' last",
+        pooled="the same: the mean of the fields after the last norm",
+        cut="the two linear parts of each layer, which are nearly all of it",
+        whole="convolutions",
+        batch=_STACKED,
+    ),
+    FamilyFacts(
+        name="ColPali, `-hf` checkpoints",
+        families=("colpali",),
+        rows=f"{_PROMPT}: one per patch, then its words",
+        width=_MANY_VECTORS,
+        cut="layers of tower and language model",
+        whole="projections, keys and values of the language model",
+        batch=_PACKED,
+    ),
+    FamilyFacts(
+        name="ColQwen2, `-hf` checkpoints",
+        families=("colqwen2",),
+        rows=f"{_PROMPT}: words, one per 2 x 2 patches, words",
+        width=_MANY_VECTORS,
+        cut="layers of tower and language model, merger",
+        whole="projection, keys and values of the language model",
+        batch=_PACKED,
     ),
     FamilyFacts(
         name="Whisper",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Qwen2.5-VL's tower, and those that stand on SigLIP so400m, have activations beyond 65504.
+# Qwen2.5-VL's tower, those that stand on SigLIP so400m, and Qwen2's language model have activations beyond 65504.
 _OVERFLOW_IN_FLOAT16 = frozenset(
-    {"qwen2_5_vl", "qwen2_5_omni", "siglip", "siglip2", "llava_onevision", "gemma3", "paligemma", "idefics3", "smolvlm"}
+    {
+        *("qwen2_5_vl", "qwen2_5_omni", "siglip", "siglip2", "llava_onevision", "gemma3", "paligemma"),
+        *("idefics3", "smolvlm", "colpali", "colqwen2"),
+    }
 )
 
 
@@ -337,6 +340,12 @@ FAMILIES: tuple[FamilyEntry, ...] = (
         model_types=("dinov3_vit",),
         adapter="spmd_encoder.models.dinov3_vit:DINOv3ViTAdapter",
         preload=("transformers.models.dinov3_vit.modeling_dinov3_vit",),
+    ),
+    FamilyEntry(
+        family="dinov3_convnext",
+        model_types=("dinov3_convnext",),
+        adapter="spmd_encoder.models.dinov3_convnext:DINOv3ConvNextAdapter",
+        preload=("transformers.models.dinov3_convnext.modeling_dinov3_convnext",),
     ),
 )
 

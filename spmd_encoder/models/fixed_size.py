@@ -64,7 +64,7 @@ class FixedSizeAdapter(FamilyAdapter):
         return {"pixel_values": torch.cat([item.tensors["pixel_values"] for item in items])}
 
     def forward(self, batch: Mapping[str, Tensor]) -> list[TowerOutput]:
-        out = self._model(pixel_values=batch["pixel_values"].to(self._device))
+        out = self._model(pixel_values=batch["pixel_values"].to(self._device, self._model.dtype))
         return TowerOutput.of_batch(out.last_hidden_state[:, self.leading_rows :], self.pooled(out))
 
     def pooled(self, out: Any) -> Tensor | None:

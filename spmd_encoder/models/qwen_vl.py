@@ -156,16 +156,8 @@ class QwenVLAdapter(FamilyAdapter):
     @classmethod
     def load(cls, folder: Path, context: LoadContext) -> Self:
         preprocessor = cls.load_preprocessor(folder)
-        processor = preprocessor.processor
         config: Any = from_folder(cls.config_class, folder)
-        vision = config.vision_config
-        made = (processor.patch_size, processor.merge_size, processor.temporal_patch_size)
-        taken = (vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size)
-        if made != taken:
-            raise StartupError(
-                f"{folder}: preprocessor_config.json makes patches of (patch, merge, temporal) sizes {made}, "
-                f"but config.json asks for {taken}"
-            )
+        check_patches(preprocessor.processor, config.vision_config, folder)
         model = load_tower(cls.model_class, config, folder, cls.kept, cls.whole_plan(config), context)
         tower: Any = model.get_submodule(TOWER)
         if context.device.type == "cpu":
@@ -192,6 +184,17 @@ class QwenVLAdapter(FamilyAdapter):
         """The rows of each picture out of what `get_image_features` gives."""
         rows: Sequence[Tensor] = out.pooler_output
         return rows
+
+
+def check_patches(processor: Any, vision: Any, folder: Path) -> None:
+    """Raises StartupError where the processor makes other patches than the tower takes."""
+    made = (processor.patch_size, processor.merge_size, processor.temporal_patch_size)
+    taken = (vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size)
+    if made != taken:
+        raise StartupError(
+            f"{folder}: preprocessor_config.json makes patches of (patch, merge, temporal) sizes {made}, "
+            f"but config.json asks for {taken}"
+        )
 
 
 def tiny_whole(width: int) -> dict[str, Any]:

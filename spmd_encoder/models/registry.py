@@ -12,8 +12,9 @@ from spmd_encoder.models import families
 from spmd_encoder.models.audio_families import AUDIO_FAMILIES
 from spmd_encoder.models.families import NOT_SERVED as NOT_SERVED
 from spmd_encoder.models.families import FamilyEntry as FamilyEntry
+from spmd_encoder.models.retrieval_families import RETRIEVAL_FAMILIES
 
-FAMILIES: tuple[FamilyEntry, ...] = (*families.FAMILIES, *AUDIO_FAMILIES)
+FAMILIES: tuple[FamilyEntry, ...] = (*families.FAMILIES, *AUDIO_FAMILIES, *RETRIEVAL_FAMILIES)
 
 _COMMON_PRELOAD = (
     "torch",

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from spmd_encoder.models.weights import no_progress_bar
 
@@ -36,6 +39,17 @@ def write_random(cls: type[PreTrainedModel], config: PreTrainedConfig, processor
     with no_progress_bar():
         model.save_pretrained(out)
     processor.save_pretrained(out)
+
+
+def tiny_tokenizer(pad: str, bos: str, *special: str) -> PreTrainedTokenizerFast:
+    """Knows the words that processors put around a picture (1 to 6), and `pad` (7), `bos` (8) and `special` tokens."""
+    words = ("<unk>", "user", "\n", "Describe", "the", "image", ".")
+    made = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
+    made.pre_tokenizer = Split(Regex(r"\w+|\n|[^\w\s]"), "removed", invert=True)
+    made.add_special_tokens([pad, bos, *special])
+    make: Any = PreTrainedTokenizerFast
+    tokenizer: PreTrainedTokenizerFast = make(tokenizer_object=made, unk_token=words[0], pad_token=pad, bos_token=bos)
+    return tokenizer
 
 
 def _range(name: str, shape: torch.Size) -> tuple[float, float]:

@@ -47,8 +47,11 @@ def shapes_of(entry: FamilyEntry) -> list[tuple[int, int]]:
     return SHAPES if entry.family in IN_EVERY_SHAPE else [(1, 2)]
 
 
-# To a world these are as LLaVA-NeXT or Qwen2-VL: `test_family.py` and `test_tp_equality.py` compare their numbers.
-AS_OTHERS = {*SAME_TOWER, "llava", "llava_onevision", "internvl", "gemma3", "paligemma", "idefics3", "glm4v", "qwen3_5"}
+# To a world these are as others of their kind: `test_family.py` and `test_tp_equality.py` compare their numbers.
+AS_OTHERS = {
+    *(*SAME_TOWER, "llava", "llava_onevision", "internvl", "gemma3", "paligemma", "idefics3", "glm4v", "qwen3_5"),
+    *("colpali", "dinov3_convnext"),
+}
 SERVED = [entry for entry in FAMILIES if entry.family not in AS_OTHERS]
 CASES = [(entry, shape, "weights") for entry in SERVED for shape in shapes_of(entry)] + [
     (entry, (1, 3), "data") for entry in SERVED if entry.family in IN_EVERY_SHAPE

@@ -71,6 +71,10 @@ def _registers(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | 
     return out.last_hidden_state[0, 1 + model.config.num_register_tokens :], out.pooler_output[0]
 
 
+def _multi_vector(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    return model(**inputs).embeddings[0], None
+
+
 REFERENCES: dict[str, tuple[str, Reference]] = {
     "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", _qwen),
     "qwen2_vl": ("Qwen2VLForConditionalGeneration", _qwen),
@@ -99,6 +103,9 @@ REFERENCES: dict[str, tuple[str, Reference]] = {
     "dinov2": ("Dinov2Model", _dinov2),
     "dinov2_with_registers": ("Dinov2WithRegistersModel", _registers),
     "dinov3_vit": ("DINOv3ViTModel", _registers),
+    "dinov3_convnext": ("DINOv3ConvNextModel", _dinov2),
+    "colpali": ("ColPaliForRetrieval", _multi_vector),
+    "colqwen2": ("ColQwen2ForRetrieval", _multi_vector),
     "qwen2_5_omni": ("Qwen2_5OmniThinkerForConditionalGeneration", _qwen),
     "qwen3_omni_moe": ("Qwen3OmniMoeThinkerForConditionalGeneration", _qwen3_vl),
 }
@@ -112,6 +119,9 @@ SAME_TOWER = {
     "minicpmv4_7": "minicpmv4_6",
 }
 """Families that differ from another one in their language half alone: long tests of worlds leave them out."""
+
+WHOLE_PROCESSORS = {"colpali": "ColPaliProcessor", "colqwen2": "ColQwen2Processor"}
+"""Of families whose reference takes a prompt too."""
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "internvl": {"crop_to_patches": True},
@@ -128,8 +138,9 @@ class WholeModel:
         models: Any = transformers  # its classes are only partly typed
         self.model = getattr(models, name).from_pretrained(folder, dtype=torch.float32).eval()
         # transformers has DINOv3's for torchvision only; ours is compared with it by `make torchvision`.
-        ours = DINOv3Processor.from_folder(folder) if family == "dinov3_vit" else None
-        self._processor = ours or models.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        ours = DINOv3Processor.from_folder(folder) if family.startswith("dinov3") else None
+        processor = getattr(models, WHOLE_PROCESSORS.get(family, "AutoImageProcessor"))
+        self._processor = ours or processor.from_pretrained(folder, backend="pil")
         self._options = OPTIONS.get(family, {})
 
     def encode(self, image: Image.Image) -> tuple[Tensor, Tensor | None]:
