@@ -24,18 +24,34 @@ class Server:
 
     @classmethod
     def of(cls, processes: Sequence[Mapping[str, Any]]) -> Server:
-        """From `/info`'s `processes`, on this machine."""
+        """From `/info`'s `processes`. Raises ValueError where they are not on this machine."""
         roles = {int(entry["pid"]): str(entry["role"]) for entry in processes}
         keepers = [pid for pid, role in roles.items() if role == "keeper"]
-        root = psutil.Process(keepers[0])
+        if not keepers:
+            raise ValueError("the server names no processes of its own")
+        try:
+            root = psutil.Process(keepers[0])
+        except psutil.NoSuchProcess:
+            raise ValueError(f"the server's process {keepers[0]} is not on this machine") from None
         parent = root.parent()
         if parent is not None and any(name in " ".join(parent.cmdline()) for name in _LAUNCHERS):
             root = parent
         return cls(roles, root)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether its launcher is."""
+        try:
+            return bool(self.root.is_running() and self.root.status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return False
+
     def members(self) -> list[tuple[str, psutil.Process]]:
-        """(role, process) of all that live now."""
-        tree = [self.root, *self.root.children(recursive=True)]
+        """(role, process) of all that live now; none once the launcher has ended."""
+        try:
+            tree = [self.root, *self.root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
         return [(self._role(process), process) for process in tree]
 
     def cpu_s(self) -> dict[int, tuple[str, float]]:

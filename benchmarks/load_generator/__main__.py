@@ -9,8 +9,9 @@ request was due (no coordinated omission), also where --clients bounds how many 
 the sending instead, and `sent_late_ms` is the difference: where it grows without --clients, this generator is too slow.
 
 Progress goes to stderr, the result as JSON to stdout. The exit code is 1 where a request failed that was meant well,
-or a bad one got another answer than it should; 2 where the URL is none or no server gets ready there; 130 after Ctrl-C,
-which reports what was answered until then.
+or a bad one got another answer than it should, as where the server ends meanwhile (`server_ended`); 2 where the URL is
+none, no server gets ready there, or --processes is given and they are not on this machine; 130 after Ctrl-C, which
+reports what was answered until then.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def main() -> int:
     before = server.cpu_s() if server else {}
     tally = asyncio.run(run_load(args.url, plan, None if args.no_progress else Progress(sys.stderr)))
     report = {"url": args.url, "sizes": args.sizes, "seed": args.seed, **_loop(args), **tally.report()}
-    if server and not tally.interrupted:
+    if server and not server.is_alive:
+        print("the server has ended meanwhile: nothing is known of its processes", file=sys.stderr)
+        report["server_ended"] = True
+    elif server and not tally.interrupted:
         spent = cpu_spent_s(before, server.cpu_s())
         report["server_cpu_s_by_role"] = spent
         report["server_cpu_ms_per_request"] = round(sum(spent.values()) / max(1, report["ok"]) * 1e3, 3)

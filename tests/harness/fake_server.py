@@ -26,6 +26,8 @@ def fake_server(service: FakeService | None = None, config: Config | None = None
     """A server on a free port of loopback, ended with the context."""
     service = service or FakeService()
     sock = socket.create_server(("127.0.0.1", 0))
+    # asyncio does so only where a socket names its protocol; connections inherit it.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     port = sock.getsockname()[1]
     loop = asyncio.new_event_loop()
     front_end = HttpFrontEnd(service, config or Config(), sock)
