@@ -15,7 +15,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test check pytest lint format format-check types imports readme protos compat mooncake torchvision clean
+.PHONY: setup demo test check pytest lint format format-check types imports readme protos sweep compat mooncake torchvision clean
 
 setup: $(VENV)/.dev
 
@@ -52,6 +52,10 @@ readme: $(VENV)/.dev
 # Writes the gRPC messages in Python anew from their .proto files.
 protos: $(VENV)/.dev
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. spmd_encoder/frontends/grpc/protos/*.proto
+
+# Every size and length through every family, some minutes. `make pytest` does a part of it.
+sweep: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m sweep tests/property
 
 # SGLang's own receiver against this server: some 2.3 GB, some minutes. Not part of `make test`.
 compat: $(VENV)/.dev $(COMPAT_VENV)/.ready $(MOONCAKE_SITE)/.ready

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from spmd_encoder.api.resizing import whole_squares
 from spmd_encoder.api.tiling import Tiling
 from spmd_encoder.api.types import ItemOptions, MediaItem, Modality
 
@@ -35,7 +36,8 @@ class VideoCost:
     an `fps` of 0 the number of frames does not depend on the length.
 
     Each step costs `tokens_per_step`, or, where that is None, what a picture of its size does, within `min_pixels` and
-    `max_pixels` of a frame and `max_pixels_in_all` of the film (0: no such bound).
+    `max_pixels` of a frame, and `min_pixels_in_all` and `max_pixels_in_all` of the film (0: no such bound).
+    `raises_short_sides` is as in `CostTable`.
     """
 
     fps: float
@@ -45,7 +47,9 @@ class VideoCost:
     tokens_per_step: int | None = None
     min_pixels: int = 0
     max_pixels: int = 0
+    min_pixels_in_all: int = 0
     max_pixels_in_all: int = 0
+    raises_short_sides: bool = False
     slower: tuple[tuple[float, float], ...] = ()
 
     def frames(self, seconds: float, options: ItemOptions) -> int:
@@ -62,9 +66,9 @@ class CostTable:
     """How a family turns a picture's size into encoder tokens; data, so that it can travel in `Hello`.
 
     `max_side` bounds the longer side before all else, as Pixtral's processor does, which then rounds sides up.
-    `fixed_tokens` is set for towers with one input size; with `tiling` it is the price of one tile. Otherwise a
-    picture is resized to a multiple of `patch * merge` per side with `min_pixels <= area <= max_pixels`, as the Qwen
-    processors do (`smart_resize` in transformers' `image_processing_qwen2_vl`), and costs `area / patch**2` patches.
+    `fixed_tokens` is set for towers with one input size; with `tiling` it is the price of one tile, if tiles have
+    one size. Otherwise a picture is resized to a multiple of `patch * merge` per side, as `api.resizing.whole_squares` says, and costs what
+    it then has of patches.
     """
 
     patch: int = 14
@@ -72,6 +76,7 @@ class CostTable:
     min_pixels: int = 0
     max_pixels: int = 0
     max_side: int = 0
+    raises_short_sides: bool = False
     fixed_tokens: int | None = None
     tiling: Tiling | None = None
     audio: AudioCost | None = None
@@ -90,25 +95,34 @@ class CostTable:
                 return 1 if self.video is None else self._video_tokens(self.video, item)
 
     def _video_tokens(self, video: VideoCost, item: MediaItem) -> int:
-        frames = video.frames(item.seconds, item.options)
+        frames = item.frames or video.frames(item.seconds, item.options)
         steps = math.ceil(frames / video.frames_per_step)
         if video.tokens_per_step is not None:
             return steps * video.tokens_per_step
-        most = video.max_pixels
+        most: float = video.max_pixels
         if video.max_pixels_in_all:
-            most = max(video.min_pixels, min(most or video.max_pixels_in_all, video.max_pixels_in_all // frames))
-        frame = replace(self, min_pixels=video.min_pixels, max_pixels=most)
-        return steps * frame.image_tokens(item.width, item.height)
+            # However many frames there are, each may have a little more than the least (`cap_pixels_per_frame`).
+            floor = 1.05 * (video.min_pixels or video.min_pixels_in_all)
+            most = max(floor, min(most or math.inf, video.max_pixels_in_all / frames))
+        least = video.min_pixels or video.min_pixels_in_all / frames
+        return steps * self._patches(item.width, item.height, least, most, video.raises_short_sides)
 
     def image_tokens(self, width: int, height: int) -> int:
         """Patches that the tower computes for one picture (before any merging); at least 1."""
         width, height = max(1, width), max(1, height)
+        if self.tiling is not None and self.tiling.unit:
+            return self.tiling.squares(width, height) * (self.tiling.unit // self.patch) ** 2
         if self.fixed_tokens is not None:
             return self.fixed_tokens * (1 if self.tiling is None else self.tiling.tiles(width, height))
-        unit = self.patch * self.merge
         if self.max_side:
+            unit = self.patch * self.merge
             scale = min(1.0, self.max_side / max(width, height))
             return math.ceil(width * scale / unit) * math.ceil(height * scale / unit) * self.merge**2
-        area = width * height
-        area = min(max(area, self.min_pixels), self.max_pixels) if self.max_pixels else max(area, self.min_pixels)
-        return max(self.merge**2, math.ceil(area / unit**2) * self.merge**2)
+        return self._patches(width, height, self.min_pixels, self.max_pixels, self.raises_short_sides)
+
+    def _patches(self, width: int, height: int, least: float, most: float, raises_short_sides: bool) -> int:
+        squares = whole_squares(
+            *(max(1, width), max(1, height), self.patch * self.merge, least, most),
+            raises_short_sides=raises_short_sides,
+        )
+        return squares * self.merge**2

@@ -17,6 +17,7 @@ class Tiling:
     `resolution` (LLaVA-NeXT): of `grids`, the one that keeps most of the picture's pixels, then the smallest.
     `aspect` (InternVL): of `grids`, the one whose shape is nearest; the later of equals, if not far too large.
     `slices` (MiniCPM-V): as many as have the picture's area, at most `most`, or one less or more; the nearest shape.
+    They keep their own shape, in whole squares of `unit` pixels, with the area of a tile.
     `edge` (Idefics3): the longer side is scaled to `edge` pixels, the shorter one with it; whole tiles.
     Where a picture is cut at all, the whole one, scaled down, is a tile too; with `always_whole` in any case.
     """
@@ -26,6 +27,7 @@ class Tiling:
     grids: tuple[Grid, ...] = ()
     most: int = 1
     edge: int = 0
+    unit: int = 0
     always_whole: bool = False
 
     def tiles(self, width: int, height: int) -> int:
@@ -33,6 +35,20 @@ class Tiling:
         rows, columns = self.grid(width, height)
         count = rows * columns
         return count + (count > 1 or self.always_whole)
+
+    def squares(self, width: int, height: int) -> int:
+        """Of how many squares of `unit` pixels the `slices` of a picture are made, with the whole one."""
+        rows, columns = self.grid(width, height)
+        if rows * columns == 1:
+            return self._shaped(width, height)
+        wide, high = (max(1, round(side / count)) for side, count in ((width, columns), (height, rows)))
+        return self._shaped(width, height) + rows * columns * self._shaped(wide, high)
+
+    def _shaped(self, width: int, height: int) -> int:
+        """`find_best_resize` of `image_processing_pil_minicpmv4_6`."""
+        high = int(self.side / math.sqrt(width / height))
+        wide = int(high * (width / height))
+        return max(1, round(wide / self.unit)) * max(1, round(high / self.unit))
 
     def grid(self, width: int, height: int) -> Grid:
         """How the picture is cut."""

@@ -42,7 +42,8 @@ class MediaItem:
     """One picture, sound or film as it came: undecoded file bytes.
 
     `digest` is `sha256:<hex>` of exactly these bytes. `width` and `height` (pixels) and `seconds` come from the file's
-    header, before any decoding, 0 where it does not tell; they price the item (`api.cost`).
+    header, before any decoding, 0 where it does not tell; so do the `frames` of a film that is a list of pictures, all
+    of which are encoded. They price the item (`api.cost`).
     """
 
     modality: Modality
@@ -51,6 +52,7 @@ class MediaItem:
     width: int = 0
     height: int = 0
     seconds: float = 0.0
+    frames: int = 0
     options: ItemOptions = NO_OPTIONS
     held: bool = False
     """Its digest is all that came: `data` is empty, and its result comes out of a cache or not at all (NOT_FOUND)."""

@@ -112,6 +112,7 @@ def build_item(modality: Modality, data: bytes, limits: ItemLimits, options: Ite
         width=header.width,
         height=header.height,
         seconds=header.seconds,
+        frames=header.frames,
         options=options,
     )
 

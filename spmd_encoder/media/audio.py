@@ -27,12 +27,12 @@ def decode(data: Buffer, rate: int, max_seconds: float) -> Sound:
     same rate are passed on exactly (16-bit ones over 32768); others are resampled to `ceil(n * rate / its rate)` of
     them (`media.resample`). Floating-point and lossy files may go beyond -1 to 1.
 
-    Raises `EncoderError`: MEDIA_UNSUPPORTED, also where PyAV is not installed or the film has no sound;
-    TOO_LARGE as soon as more than `max_seconds` are decoded; MEDIA_CORRUPT for what is damaged, holds no sample, or
-    numbers that are not finite, and for a file that ends before its end, where that shows: by the size of its chunk
-    (WAV), the number of samples (FLAC), the frame or byte count if there is one (MP3), the mark of the last page (Ogg),
-    the sizes of its boxes or elements (MP4, Matroska; a recording without them only where a block is cut), or a cut
-    frame (AAC).
+    Raises `EncoderError`: MEDIA_UNSUPPORTED, also where PyAV is not installed or the film has no sound; TOO_LARGE as
+    soon as more than `max_seconds` are decoded; MEDIA_CORRUPT for what is damaged, holds no sample, or numbers that are
+    not finite or far beyond full scale, and for a file that ends before its end, where that shows: by the size of its
+    chunk (WAV), the number of samples (FLAC), the frame or byte count if there is one (MP3), the mark of the last page
+    (Ogg), the sizes of its boxes or elements (MP4, Matroska; a recording without them only where a block is cut), or a
+    cut frame (AAC).
     """
     facts = read_facts(data, "sound", SOUND_FORMATS)
     if not facts.complete:

@@ -28,6 +28,9 @@ DECODERS = (
 MIN_RATE, MAX_RATE = 1_000, 768_000
 MOST_CHANNELS = 64
 """As many as libswresample takes."""
+LOUDEST = 2.0**31
+"""Of samples where 1 is full scale: who writes whole numbers of 32 bits as floating-point ones means it. Spectrograms
+are of squares, of which float32 cannot hold those of 1e19."""
 _PLANES = 8
 """Those that an AVFrame has room for (AV_NUM_DATA_POINTERS)."""
 _MOST_SECONDS = 1e6
@@ -50,6 +53,11 @@ def decode(data: Buffer, facts: Facts, rate: int, max_seconds: float) -> Sound:
         raise EncoderError(ErrorCode.MEDIA_CORRUPT, "the sound has no samples")
     if not np.isfinite(samples).all():
         raise EncoderError(ErrorCode.MEDIA_CORRUPT, "the sound has samples that are not finite numbers")
+    if (loudest := max(samples.max(), -samples.min())) > LOUDEST:
+        raise EncoderError(
+            ErrorCode.MEDIA_CORRUPT,
+            f"the sound has samples of up to {loudest:.1e}, where 1 is full scale; at most {LOUDEST:.1e} is taken",
+        )
     return Sound(samples=samples, rate=rate)
 
 

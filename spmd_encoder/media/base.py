@@ -15,13 +15,15 @@ Buffer = bytes | bytearray | memoryview
 class Header(NamedTuple):
     """What a file's header says. `width` and `height` in pixels, as stored (before any orientation); 0 for sounds.
 
-    `seconds` is the length of a sound or film, 0 where the header does not tell.
+    `seconds` is the length of a sound or film, 0 where the header does not tell; `frames` how many pictures a film has
+    that is a list of them, else 0.
     """
 
     format: str
     width: int = 0
     height: int = 0
     seconds: float = 0.0
+    frames: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ def probe(data: Buffer, max_pixels: int | None = None) -> Header:
             first = image.probe(clip.files[0], max_pixels)
         except EncoderError as error:
             raise _of_frame(0, error) from None
-        return Header(CLIP, first.width, first.height, clip.seconds)
+        return Header(CLIP, first.width, first.height, clip.seconds, len(clip.files))
     facts = read_facts(data, "film", FILM_FORMATS)
     if not facts.width or not facts.height:
         raise EncoderError(ErrorCode.MEDIA_UNSUPPORTED, "the item has no track of moving pictures")

@@ -34,7 +34,8 @@ class GlmPreprocessor(QwenPreprocessor):
 
     def cost_table(self) -> CostTable:
         table, frames = super().cost_table(), self.processor.temporal_patch_size
-        return replace(table, min_pixels=table.min_pixels // frames, max_pixels=table.max_pixels // frames)
+        least, most = table.min_pixels // frames, table.max_pixels // frames
+        return replace(table, min_pixels=least, max_pixels=most, raises_short_sides=True)
 
 
 class Glm4vAdapter(QwenVLAdapter):

@@ -87,7 +87,9 @@ class Glm4vFilms(GlmFilms):
             min_frames=1,
             max_frames=self.sampling.max_frames,
             frames_per_step=self.step,
+            min_pixels_in_all=self.min_pixels,
             max_pixels_in_all=self.max_pixels,
+            raises_short_sides=True,
         )
 
 
@@ -119,7 +121,9 @@ class Glm46VFilms(GlmFilms):
             min_frames=1,
             max_frames=self.sampling.max_frames,
             frames_per_step=self.step,
+            min_pixels_in_all=self.min_pixels,
             max_pixels_in_all=self.max_pixels,
+            raises_short_sides=True,
         )
 
 

@@ -41,7 +41,8 @@ class SlicePreprocessor(Preprocessor):
         self.processor = processor
         self._rows_per_patch = rows_per_patch
         most = processor.max_slice_nums if processor.slice_mode else 1
-        self._tiling = Tiling(rule="slices", side=processor.scale_resolution, most=most)
+        unit = processor.patch_size * (2 if processor.downsample_mode == "4x" else 4)  # as its `find_best_resize`
+        self._tiling = Tiling(rule="slices", side=processor.scale_resolution, most=most, unit=unit)
 
     def cost_table(self) -> CostTable:
         patch = self.processor.patch_size

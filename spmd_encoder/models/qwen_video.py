@@ -223,5 +223,7 @@ class Qwen3Films(QwenFilms):
             max_frames=self.sampling.max_frames,
             frames_per_step=self.step,
             max_pixels=int(self._settings["max_video_tokens"]) * (self.patch * self.merge) ** 2,
+            min_pixels_in_all=self.min_pixels,
             max_pixels_in_all=self.max_pixels,
+            raises_short_sides=True,
         )

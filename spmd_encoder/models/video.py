@@ -76,7 +76,8 @@ class Sampling:
 
 def evenly_from_start(sampling: Sampling, info: FilmInfo, options: ItemOptions) -> list[int]:
     """As `Qwen2VLVideoProcessor.sample_frames`: equal steps from the first frame, a multiple of `step` of them."""
-    count = max(sampling.step, int(sampling.wanted(info, options)) // sampling.step * sampling.step)
+    least = min(sampling.step, options.max_frames or sampling.step)
+    count = max(least, int(sampling.wanted(info, options)) // sampling.step * sampling.step)
     if count >= info.num_frames:
         return list(range(info.num_frames))
     indices: list[int] = torch.arange(0, info.num_frames, info.num_frames / count).int().tolist()

@@ -71,7 +71,7 @@ def test_an_empty_list() -> None:
 
 def test_a_clip_is_a_film() -> None:
     data = pack([png(10 * n) for n in range(8)], 4.0)
-    assert probe(data) == ("FRAMES", 40, 30, 2.0)
+    assert probe(data) == ("FRAMES", 40, 30, 2.0, 8)
     seen: list[FilmInfo] = []
 
     def choose(info: FilmInfo) -> tuple[int, ...]:
