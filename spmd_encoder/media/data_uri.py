@@ -70,7 +70,8 @@ def _not_a_data_uri(text: str) -> EncoderError:
         return _invalid("the item is a URL of a kind that is not read; send a data URI, or an http, https or file URL")
     return _invalid(
         "the item is neither a data URI nor a URL: the prefix data:<type>;base64, is missing (for example "
-        "data:image/png;base64,); a file's path alone is not read"
+        "data:image/png;base64,); a file's path alone is not read, but file:///absolute/path is in the folder that "
+        "--allowed-local-media-path names"
     )
 
 

@@ -52,8 +52,8 @@ class Served:
         }
         return await self.post("/encode", body)
 
-    async def sizes(self, req_id: str = "p") -> httpx.Response:
-        return await self.post("/scheduler_receive_meta_data", {"req_id": req_id, "part_idx": 0})
+    async def sizes(self, req_id: str = "p", part_idx: int = 0) -> httpx.Response:
+        return await self.post("/scheduler_receive_meta_data", {"req_id": req_id, "part_idx": part_idx})
 
     async def send(self, landing: Landing, req_id: str = "p", **fields: Any) -> httpx.Response:
         return await self.post("/send", landing.body(req_id=req_id, part_idx=0, **fields))
@@ -128,6 +128,7 @@ async def test_two_ranks_fetch_a_part_each_once(served: Served) -> None:
     encode = asyncio.create_task(served.encode("p", 3, 5, encoder_idx=7, time_stats_json="x" * 5000))
     sizes = {"embedding_size": 64, "embedding_len": 8, "embedding_dim": 2}
     assert good(await served.sizes()) == {"req_id": "p", "part_idx": 0, **sizes}
+    assert good(await served.sizes(part_idx=7)) == {"req_id": "p", "part_idx": 7, **sizes}, "as it was asked"
     echo = good(await encode)
     assert echo == {
         **sizes,

@@ -175,7 +175,8 @@ def _source(entry: str | _Object | int | list[Any], limits: ItemLimits, name: st
         ((member, text),) = given.items()
         # A content part names its member in `type`; the others have none.
         is_whole = member == kind if member in _PARTS else kind is None
-        if is_whole and (text[:5].lower() == "data:" or is_remote(text)):
+        # Of a path `parse_item` says what to write instead.
+        if is_whole and (text[:5].lower() == "data:" or text[:1] == "/" or is_remote(text)):
             return parse_item(_PARTS.get(member) or Modality(member), text, limits, name)
     return EncoderError(ErrorCode.INVALID_REQUEST, _NO_ITEM, param=name)
 

@@ -103,8 +103,9 @@ def _sampling(leaf: dict[str, object], name: str) -> ItemOptions:
 def _source(text: str, modality: Modality, options: ItemOptions, limits: ItemLimits, name: str) -> SourceItem:
     if is_remote(text) or text[:5].lower() == "data:":
         return parse_item(modality, text, limits, name, options)
-    # Base64 has no full stop, and that of a JPEG begins with a slash: what has both is a path.
-    if len(text) <= _MAX_PATH_CHARS and "." in text:
+    # Base64 has no full stop. That of a JPEG begins with /9j, and of an MP3 with two slashes.
+    is_path = "." in text or (text.startswith("/") and not text.startswith(("/9j", "//")))
+    if len(text) <= _MAX_PATH_CHARS and is_path:
         if not text.startswith("/"):
             return EncoderError(ErrorCode.INVALID_REQUEST, "a file's path must be absolute", param=name)
         return RemoteItem(modality, "file://" + quote(text, errors="surrogateescape"), options)
