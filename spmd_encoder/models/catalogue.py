@@ -318,3 +318,15 @@ CATALOGUE: tuple[FamilyFacts, ...] = (
         batch=_WINDOWS,
     ),
 )
+
+FALLBACK = FamilyFacts(
+    name="Any other model of transformers with `get_image_features` or `get_audio_features`",
+    families=("fallback",),
+    rows="what that method gives for the item",
+    width="the same; levels of a deep stack beside each other",
+    pooled="the only output where the method gives one vector per item",
+    cut="nothing: `--tp-size 1`, or `--mm-encoder-tp-mode data`",
+    whole="the parts that rows come of",
+    batch="none: one after another",
+)
+"""Told apart: its model types are not listed."""

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from dataclasses import replace
 from types import MappingProxyType
 
 from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import StartupError
 from spmd_encoder.models import families
 from spmd_encoder.models.audio_families import AUDIO_FAMILIES
+from spmd_encoder.models.fallback_types import modeling_modules
 from spmd_encoder.models.families import NOT_SERVED as NOT_SERVED
 from spmd_encoder.models.families import FamilyEntry as FamilyEntry
 from spmd_encoder.models.retrieval_families import RETRIEVAL_FAMILIES
 
 FAMILIES: tuple[FamilyEntry, ...] = (*families.FAMILIES, *AUDIO_FAMILIES, *RETRIEVAL_FAMILIES)
+FALLBACK = FamilyEntry(
+    family="fallback",
+    model_types=(),
+    adapter="spmd_encoder.models.fallback:FallbackAdapter",
+    preload=(
+        "transformers.models.auto.modeling_auto",
+        "transformers.models.auto.image_processing_auto",
+        "transformers.models.auto.feature_extraction_auto",
+        "transformers.models.auto.processing_auto",
+    ),
+)
+"""What `find` gives for a type without a family, of which transformers may know enough."""
 
 _COMMON_PRELOAD = (
     "torch",
@@ -45,7 +59,7 @@ def supported_model_types() -> tuple[str, ...]:
 
 
 def find(model_type: str) -> FamilyEntry:
-    """The family that answers to `model_type` (a checkpoint's `config.json` names it).
+    """The family that answers to `model_type` (a checkpoint's `config.json` names it), or the fallback's entry for it.
 
     Raises StartupError that names the type and lists what is supported.
     """
@@ -53,9 +67,12 @@ def find(model_type: str) -> FamilyEntry:
         if model_type in entry.model_types:
             return entry
     why = dict(NOT_SERVED).get(model_type)
+    if why is None:
+        if modules := modeling_modules(model_type):
+            return replace(FALLBACK, model_types=(model_type,), preload=(*FALLBACK.preload, *modules))
+        why = "transformers has no model of this type with get_image_features or get_audio_features"
     raise StartupError(
-        f"model type {model_type!r} is not supported here{f' ({why})' if why else ''}; "
-        f"supported are: {', '.join(supported_model_types())}"
+        f"model type {model_type!r} is not supported here ({why}); supported are: {', '.join(supported_model_types())}"
     )
 
 

@@ -166,6 +166,15 @@ def shard_tower(model: nn.Module, plan: TowerPlan, group: dist.ProcessGroup) -> 
     return probes
 
 
+def refuse_cutting(group: dist.ProcessGroup, what: str) -> None:
+    """Raises StartupError where more than one rank would share the weights of `what`, which is never cut."""
+    if dist.get_world_size(group) > 1:
+        raise StartupError(
+            f"{what} cannot be split over ranks: give --tp-size 1, or --mm-encoder-tp-mode data, which gives each rank "
+            "whole weights and items of its own"
+        )
+
+
 def verify_sharding(probes: Sequence[Probe]) -> float:
     """Feed each probe's two modules the same random input; returns the largest relative difference.
 

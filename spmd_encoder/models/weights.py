@@ -7,6 +7,7 @@ dtype. Functions of transformers that are not public are used in this module onl
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ def from_folder(cls: type[LoadedT], folder: Path, **options: Any) -> LoadedT:
             folder, local_files_only=True, trust_remote_code=False, **options
         )
     except Exception as error:  # whatever transformers finds wrong with a file of the user's
-        first = (str(error).splitlines() or [type(error).__name__])[0]
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise StartupError(f"{folder}: {cls.__name__} cannot be read from this checkpoint ({first})") from None
     return loaded
 
@@ -105,7 +106,7 @@ def load_whole(
     shards = shard_keys(folder)
     with ExitStack() as files:
         # Names and renames do not depend on the dtype, which only the files can tell.
-        model = _on_meta(cls, config, fallback_dtype)
+        model = build_on_meta(cls, config, fallback_dtype)
         picked = _pick(model, folder, shards, kept, files)
         own = model.state_dict()
         floats = [piece for key, piece in picked.slices.items() if own[picked.names[key]].is_floating_point()]
@@ -113,7 +114,7 @@ def load_whole(
         if None in stored:
             raise StartupError(f"{folder}: the encoder's weights are quantised, which is not supported here")
         if len(stored) == 1 and (dtype := stored.pop()) is not None and dtype != fallback_dtype:
-            model = _on_meta(cls, config, dtype)
+            model = build_on_meta(cls, config, dtype)
         fill = _fill if picked.needs_conversion else _assign
         fill(model, folder, picked, kept)
     _make_buffers(model, kept)
@@ -151,11 +152,15 @@ class _Kept:
         return f"{name}.".startswith(self._prefixes)
 
 
-def _on_meta(cls: type[ModelT], config: PreTrainedConfig, dtype: torch.dtype) -> ModelT:
+def build_on_meta(cls: type[ModelT], config: PreTrainedConfig, dtype: torch.dtype) -> ModelT:
+    """The whole model in SDPA or eager attention, none of whose tensors has values yet."""
     build: Any = cls._from_config
     attention = "sdpa" if cls._supports_sdpa else "eager"
     with torch.device("meta"), no_init_weights():
-        model: ModelT = build(config, dtype=dtype, attn_implementation=attention)
+        try:
+            model: ModelT = build(copy.deepcopy(config), dtype=dtype, attn_implementation=attention)
+        except ValueError:  # a part has no SDPA: transformers then chooses for each
+            model = build(config, dtype=dtype)
     return model
 
 

@@ -11,7 +11,8 @@ import re
 from pathlib import Path
 
 from spmd_encoder.config import flags_table
-from spmd_encoder.models.catalogue import CATALOGUE, FamilyFacts
+from spmd_encoder.models import registry
+from spmd_encoder.models.catalogue import CATALOGUE, FALLBACK, FamilyFacts
 from spmd_encoder.models.loading import adapter_class
 from spmd_encoder.models.registry import FAMILIES, NOT_SERVED, FamilyEntry
 from spmd_encoder.sglang_flags import FLAGS, VARIABLES, foreign_table
@@ -70,16 +71,19 @@ def models_table() -> str:
         f"| {' | '.join(_COLUMNS)} |",
         f"|{' --- |' * len(_COLUMNS)}",
         *(_models_line(facts, [entries[family] for family in facts.families]) for facts in CATALOGUE),
+        _models_line(FALLBACK, [registry.FALLBACK], types="any other", float16="not known", status="fallback"),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _models_line(facts: FamilyFacts, entries: list[FamilyEntry]) -> str:
-    types = ", ".join(f"`{model_type}`" for entry in entries for model_type in entry.model_types)
+def _models_line(
+    facts: FamilyFacts, entries: list[FamilyEntry], *, types: str = "", float16: str = "", status: str = "tested"
+) -> str:
+    types = types or ", ".join(f"`{model_type}`" for entry in entries for model_type in entry.model_types)
     (takes,) = {", ".join(adapter_class(entry).modalities) for entry in entries}  # alike, or they are two lines
-    (float16,) = {"yes" if entry.float16_safe else "overflows" for entry in entries}
+    (known,) = {"yes" if entry.float16_safe else "overflows" for entry in entries}
     cells = (facts.name, types, takes, facts.rows, facts.width, facts.pooled, facts.cut, facts.whole, facts.batch)
-    return f"| {' | '.join(cell or '-' for cell in cells)} | {float16} | tested |"
+    return f"| {' | '.join(cell or '-' for cell in cells)} | {float16 or known} | {status} |"
 
 
 def not_served_table() -> str:

@@ -196,7 +196,8 @@ def test_a_pickled_checkpoint_is_refused_with_a_reason(qwen: Path, tmp_path: Pat
 def test_an_unsupported_type_is_refused_by_name_with_the_list(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     listed = ", ".join(sorted(t for entry in registry.FAMILIES for t in entry.model_types))
-    with pytest.raises(StartupError, match=rf"'llama' is not supported here; supported are: {listed}$"):
+    why = "transformers has no model of this type with get_image_features or get_audio_features"
+    with pytest.raises(StartupError, match=rf"'llama' is not supported here \({why}\); supported are: {listed}$"):
         resolve_checkpoint(str(tmp_path), None, tmp_path)
 
 

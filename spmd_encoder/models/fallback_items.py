@@ -1,0 +1,143 @@
+"""Items of models that no family here knows: the checkpoint's own processors, and rows by a run without values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from spmd_encoder.api.cost import CostTable
+from spmd_encoder.api.types import Modality
+from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
+from spmd_encoder.media.base import Sound
+from spmd_encoder.models import registry
+from spmd_encoder.models.audio import check_length
+from spmd_encoder.models.base import Features, Preprocessor
+from spmd_encoder.models.fallback_media import Pictures, Sounds
+from spmd_encoder.models.fallback_model import METHODS, FeatureModel, Outcome
+
+PartT = TypeVar("PartT")
+
+_SIZES = ((640, 480), (200, 300))
+_SECONDS = (5.0, 1.0)
+"""Of the samples that tell at the start what a model gives."""
+
+
+class FallbackPreprocessor(Preprocessor):
+    """`kept` are the parts of the model whose weights its rows come of, `width` the values of a row. `is_pooled`: every
+    item has one row, which is its vector."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises StartupError where neither pictures nor sounds can be served, with the reason of each."""
+        self.model = FeatureModel(folder)
+        self._why: dict[Modality, str] = {}
+        model_type = self.model.config.model_type
+        self._pictures = self._ready(Modality.IMAGE, lambda: Pictures(folder, model_type))
+        self._sounds = self._ready(Modality.AUDIO, lambda: Sounds(folder, model_type))
+        self.sampling_rate = self._sounds.rate if self._sounds else 0
+        self.kept = tuple(self.model.parts())
+        found = {modality: self._try(modality) for modality in self.served}
+        if not self.served:
+            reasons = "; ".join(f"{modality}: {self._why[modality]}" for modality in self.model.methods())
+            raise StartupError(
+                f"{folder}: the fallback cannot serve model type {model_type!r} ({reasons}); there are families for: "
+                f"{', '.join(registry.supported_model_types())}"
+            )
+        outcomes = [outcome for modality in self.served for outcome in found[modality]]
+        used = frozenset[str]().union(*(outcome.touched for outcome in outcomes))
+        self.kept = tuple(part for part in self.kept if any(_lies_in(name, part) for name in used))
+        self.width = outcomes[0].dim
+        self.is_pooled = all(outcome.rows == 1 for outcome in outcomes)
+
+    @property
+    def served(self) -> tuple[Modality, ...]:
+        return tuple(modality for modality in METHODS if modality not in self._why)
+
+    def not_served(self) -> dict[Modality, str]:
+        return dict(self._why)
+
+    def cost_table(self) -> CostTable:
+        table = self._pictures.cost_table() if self._pictures else CostTable()
+        return replace(table, audio=self._sounds.cost_table() if self._sounds else None)
+
+    def preprocess(self, image: Image.Image) -> Features:
+        if self._pictures is None:
+            return super().preprocess(image)
+        made = self._pictures.made(image)
+        what = f"a picture of {image.size[0]} x {image.size[1]} pixels"
+        return self._features(Modality.IMAGE, made, self._pictures.cost(made), what)
+
+    def preprocess_audio(self, sound: Sound) -> Features:
+        if self._sounds is None:
+            return super().preprocess_audio(sound)
+        check_length(sound, self._sounds.max_s)
+        what = f"a sound of {1000 * len(sound.samples) / sound.rate:.1f} ms"
+        try:
+            made = self._sounds.made(sound)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise _refused(what, error) from error
+        return self._features(Modality.AUDIO, made, self._sounds.cost(made), what)
+
+    def samples(self, modality: Modality) -> list[dict[str, Tensor]]:
+        """What the processor makes of some items that any model should take."""
+        if modality is Modality.IMAGE:
+            assert self._pictures is not None
+            return [self._pictures.made(Image.effect_noise(size, 64).convert("RGB")) for size in _SIZES]
+        assert self._sounds is not None
+        noise = 0.1 * np.random.default_rng(0).standard_normal(int(max(_SECONDS) * self.sampling_rate), np.float32)
+        cut = [noise[: int(seconds * self.sampling_rate)] for seconds in _SECONDS]
+        return [self._sounds.made(Sound(samples=samples, rate=self.sampling_rate)) for samples in cut]
+
+    def _ready(self, modality: Modality, make: Callable[[], PartT]) -> PartT | None:
+        """One of the processors, unless it cannot be had or the model has no use for it."""
+        if modality not in self.model.methods():
+            self._why[modality] = f"{self.model.cls.__name__} has no {METHODS[modality]}"
+            return None
+        try:
+            return make()
+        except Exception as error:  # whatever an extractor that is not known here says of its checkpoint or of a sample
+            self._why[modality] = _first_line(error)
+            return None
+
+    def _try(self, modality: Modality) -> list[Outcome]:
+        """What the model gives for some samples. A modality for which it fails is not served."""
+        model = self.model
+        try:
+            return [model.outcome(modality, model.inputs(modality, made)) for made in self.samples(modality)]
+        except Exception as error:  # the model's own code may raise anything
+            self._why[modality] = _first_line(error)
+            return []
+
+    def _features(self, modality: Modality, made: Mapping[str, Tensor], cost: int, what: str) -> Features:
+        try:
+            inputs = self.model.inputs(modality, made)
+            outcome = self.model.outcome(modality, inputs)
+        except Exception as error:
+            raise _refused(what, error) from error
+        if not outcome.rows:
+            raise EncoderError(ErrorCode.MEDIA_CORRUPT, f"{what} cannot be encoded: this model gives no row for it")
+        if not all(any(_lies_in(name, part) for part in self.kept) for name in outcome.touched):
+            raise EncoderError(
+                ErrorCode.MEDIA_UNSUPPORTED, f"{what} takes a part of the model that no sample took, and is not loaded"
+            )
+        return Features(tensors=inputs, num_tokens=outcome.rows, cost=cost, modality=modality)
+
+
+def _lies_in(name: str, part: str) -> bool:
+    return f"{name}.".startswith(f"{part}.")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _refused(what: str, error: Exception) -> EncoderError:
+    said = f"{type(error).__name__}: {_first_line(error)}"
+    return EncoderError(
+        ErrorCode.MEDIA_CORRUPT, f"{what} cannot be encoded: the model's own code does not take it ({said})"
+    )

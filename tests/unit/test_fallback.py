@@ -1,0 +1,112 @@
+"""What the fallback takes, what it refuses and why, and how its items are priced."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spmd_encoder.errors import StartupError
+from spmd_encoder.models import registry
+from spmd_encoder.models.base import LoadContext
+from spmd_encoder.models.checkpoint import resolve_checkpoint
+from spmd_encoder.models.fallback_media import price_pictures
+from spmd_encoder.models.fallback_types import modeling_modules
+from spmd_encoder.models.loading import adapter_class, load_adapter, load_preprocessor
+
+models: Any = transformers
+
+
+@pytest.mark.parametrize(
+    ("model_type", "module"),
+    [
+        ("aya_vision", "aya_vision.modeling_aya_vision"),
+        ("blip-2", "blip_2.modeling_blip_2"),
+        ("kosmos-2.5", "kosmos2_5.modeling_kosmos2_5"),
+        ("omniasr", "omniasr.modeling_omniasr"),
+    ],
+)
+def test_a_type_that_transformers_has_features_for_is_found(model_type: str, module: str) -> None:
+    assert modeling_modules(model_type) == (f"transformers.models.{module}",)
+    entry = registry.find(model_type)
+    assert (entry.family, entry.model_types) == ("fallback", (model_type,))
+    assert adapter_class(entry).family == "fallback"
+    registry.preload(model_type)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert", "xclip", "no-such-model", "", "..", "auto"])
+def test_a_type_without_features_is_refused_before_anything_is_loaded(model_type: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(StartupError, match="has no model of this type with get_image_features") as caught:
+        resolve_checkpoint(str(tmp_path), None, tmp_path)
+    assert "supported are: " in caught.value.message and "qwen2_5_vl" in caught.value.message
+
+
+@pytest.mark.parametrize(("model_type", "why"), registry.NOT_SERVED)
+def test_what_is_known_not_to_work_is_not_tried(model_type: str, why: str) -> None:
+    with pytest.raises(StartupError) as caught:
+        registry.find(model_type)
+    assert why in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("config", "processor", "words"),
+    [
+        ("Cohere2VisionConfig", {"image_processor_type": "Cohere2VisionImageProcessor"}, "torchvision"),
+        ("InstructBlipConfig", {"image_processor_type": "BlipImageProcessor"}, "wants qformer_input_ids"),
+        ("FuyuConfig", {"image_processor_type": "FuyuImageProcessor"}, "wants pixel_values"),
+        ("VipLlavaConfig", {"image_processor_type": "CLIPImageProcessor"}, "doesn't match model"),
+        ("FunAsrNanoConfig", {"feature_extractor_type": "FunAsrNanoFeatureExtractor"}, "torchaudio"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_the_reason(
+    config: str, processor: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    getattr(models, config)().save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    with pytest.raises(StartupError, match="the fallback cannot serve model type") as caught:
+        load_preprocessor(tmp_path)
+    assert words in caught.value.message
+    assert "there are families for: " in caught.value.message and "qwen2_5_vl" in caught.value.message
+
+
+def test_a_missing_processor_is_named(tmp_path: Path, context: LoadContext) -> None:
+    adapter_class(registry.FALLBACK).tiny_checkpoint(tmp_path, seed=1)
+    (tmp_path / "preprocessor_config.json").unlink()
+    with pytest.raises(StartupError, match="ImageProcessor"):
+        load_adapter(tmp_path, context)
+
+
+SIDES = st.integers(1, 4096)
+
+
+@given(SIDES, SIDES)
+def test_one_size_is_one_price(width: int, height: int) -> None:
+    assert price_pictures(lambda _: 81).image_tokens(width, height) == 81
+
+
+@given(SIDES, SIDES)
+def test_pictures_that_keep_their_size_are_priced_by_area(width: int, height: int) -> None:
+    table = price_pictures(lambda size: max(1, size[0] * size[1] // 196))
+    assert 4 + 1.5 * table.image_tokens(width, height) >= width * height / 196  # sides are rounded to patches
+
+
+@given(SIDES, SIDES)
+def test_pictures_that_are_scaled_into_bounds_cost_no_more_and_no_less(width: int, height: int) -> None:
+    table = price_pictures(lambda size: min(max(size[0] * size[1] // 196, 16), 1024))
+    assert 16 <= table.image_tokens(width, height) <= 1024
+
+
+@given(SIDES, SIDES)
+def test_where_area_would_be_too_cheap_all_cost_as_the_dearest(width: int, height: int) -> None:
+    table = price_pictures(lambda size: 700 if size[0] != size[1] else 100)
+    assert table.image_tokens(width, height) == 700
+
+
+def test_pictures_that_are_all_refused_have_a_price() -> None:
+    assert price_pictures(lambda _: None).image_tokens(10, 10) == 1
