@@ -260,6 +260,15 @@ CATALOGUE: tuple[FamilyFacts, ...] = (
         batch=_PACKED,
     ),
     FamilyFacts(
+        name="ColModernVBert",
+        families=("colmodernvbert",),
+        rows=f"{_PROMPT}: for each tile, the whole picture last, words and one per `pixel_shuffle_factor`² patches",
+        width=_MANY_VECTORS,
+        cut="layers of tower and language model",
+        whole="projections",
+        batch=_PACKED,
+    ),
+    FamilyFacts(
         name="Whisper",
         families=("whisper",),
         rows="one per 20 ms of a window of 30 s",

@@ -60,7 +60,6 @@ class ColPaliAdapter(MultiVectorAdapter):
     family = "colpali"
     model_class = ColPaliForRetrieval
     config_class = ColPaliConfig
-    is_causal = False
     first_position = 1
 
     @classmethod

@@ -29,7 +29,7 @@ class MultiVectorAdapter(FamilyAdapter):
     modalities: ClassVar[tuple[Modality, ...]] = (Modality.IMAGE,)
     model_class: ClassVar[type[PreTrainedModel]]
     config_class: ClassVar[type[PreTrainedConfig]]
-    is_causal: ClassVar[bool]
+    is_causal: ClassVar[bool] = False
     """Whether a row of the prompt sees earlier ones alone."""
     first_position: ClassVar[int] = 0
 
@@ -51,11 +51,21 @@ class MultiVectorAdapter(FamilyAdapter):
     def picture_rows(self, batch: Mapping[str, Tensor]) -> Tensor:
         """`[rows of all pictures, width]`, which the language model sees in the place of the picture's tokens."""
 
+    def read(self, prompts: Tensor, positions: Tensor, ends: Tensor) -> Tensor:
+        """What the language model makes of `prompts` `[1, rows, width]` with `positions` `[1, rows]`, whose `ends` are
+        `[items + 1]` int32 after a 0, on the CPU."""
+        model: Any = self._model
+        hidden: Tensor = model.vlm.language_model(
+            inputs_embeds=prompts, position_ids=positions, use_cache=False, cu_seqlens=ends, is_causal=self.is_causal
+        ).last_hidden_state
+        return hidden
+
     @classmethod
     def load(cls, folder: Path, context: LoadContext) -> Self:
         preprocessor = cls.load_preprocessor(folder)
         config: Any = from_folder(cls.config_class, folder)
         _check_prompt(preprocessor, config.vlm_config, folder)
+        config.vlm_config.vision_config.vision_use_head = False  # SigLIP's pooling has no part in it
         model = load_tower(cls.model_class, config, folder, "", cls.plan(config.vlm_config), context)
         return cls(model, preprocessor, context.device)
 
@@ -82,24 +92,20 @@ class MultiVectorAdapter(FamilyAdapter):
         prompt = prompt.masked_scatter(is_picture[:, None], pictures.to(prompt.dtype))
         first = self.first_position
         positions = torch.cat([torch.arange(first, first + length) for length in lengths.tolist()])
-        hidden = model.vlm.language_model(
-            inputs_embeds=prompt[None],
-            position_ids=positions[None].to(self._device),
-            use_cache=False,
-            cu_seqlens=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int(),
-            is_causal=self.is_causal,
-        ).last_hidden_state[0]
-        vectors: Tensor = model.embedding_proj_layer(hidden)
+        ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int()
+        hidden = self.read(prompt[None], positions[None].to(self._device), ends)
+        vectors: Tensor = model.embedding_proj_layer(hidden[0])
         vectors = vectors / vectors.norm(dim=-1, keepdim=True)
         return [TowerOutput(tokens=rows) for rows in torch.split(vectors, lengths.tolist())]
 
 
 def prompt_of(made: Mapping[str, Tensor], image_token: int) -> tuple[Tensor, dict[str, Detail]]:
-    """(`input_ids` `[rows]`, where in it the picture lies) out of what a processor makes of one picture."""
+    """(`input_ids` `[rows]`, where in it the picture lies) out of what a processor makes of one picture: begin and end
+    of each stretch of its own rows, one after the other."""
     ids = made["input_ids"][0]
-    places = (ids == image_token).nonzero()
-    begin, end = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
-    return ids, {"image_rows": [begin, end]}
+    outside = ids.new_zeros(1)
+    bounds = torch.cat([outside, (ids == image_token).to(ids.dtype), outside]).diff().nonzero()
+    return ids, {"image_rows": bounds.flatten().tolist()}
 
 
 def _check_prompt(preprocessor: Preprocessor, vlm: Any, folder: Path) -> None:

@@ -33,4 +33,18 @@ RETRIEVAL_FAMILIES: tuple[FamilyEntry, ...] = (
             *_TOKENS,
         ),
     ),
+    FamilyEntry(
+        family="colmodernvbert",
+        model_types=("colmodernvbert",),
+        adapter="spmd_encoder.models.colmodernvbert:ColModernVBertAdapter",
+        preload=(
+            "transformers.models.colmodernvbert.modeling_colmodernvbert",
+            "transformers.models.colmodernvbert.processing_colmodernvbert",
+            "transformers.models.modernvbert.modeling_modernvbert",
+            "transformers.models.modernbert.modeling_modernbert",
+            "transformers.models.siglip.modeling_siglip",
+            "transformers.models.idefics3.image_processing_pil_idefics3",
+            *_TOKENS,
+        ),
+    ),
 )

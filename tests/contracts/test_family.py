@@ -55,6 +55,8 @@ class Case:
 
 CONVOLUTIONAL = ("dinov3_convnext",)
 """Families without attention."""
+WINDOWS = {"colmodernvbert": 32}
+"""Keys that are looked at together where a family's rows see near ones alone: no mask is larger, whatever the batch."""
 
 PICTURES = [entry for entry in registry.FAMILIES if Modality.IMAGE in adapter_class(entry).modalities]
 
@@ -106,7 +108,8 @@ def test_no_mask_grows_with_the_square_of_a_batch(case: Case, monkeypatch: pytes
     longest = max(max(item.cost + 5, item.num_tokens) for item in features)
     for rows, mask in calls:
         assert rows <= longest, "pictures are attended to together"
-        assert mask is None or mask[-2] == 1, f"a mask of {mask}"
+        near = mask is not None and mask[-1] <= WINDOWS.get(case.entry.family, 0)
+        assert mask is None or mask[-2] == 1 or near, f"a mask of {mask}"
 
 
 def test_promises_are_kept(case: Case) -> None:

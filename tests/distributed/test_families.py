@@ -50,7 +50,7 @@ def shapes_of(entry: FamilyEntry) -> list[tuple[int, int]]:
 # To a world these are as others of their kind: `test_family.py` and `test_tp_equality.py` compare their numbers.
 AS_OTHERS = {
     *(*SAME_TOWER, "llava", "llava_onevision", "internvl", "gemma3", "paligemma", "idefics3", "glm4v", "qwen3_5"),
-    *("colpali", "dinov3_convnext"),
+    *("colpali", "colmodernvbert", "dinov3_convnext"),
 }
 SERVED = [entry for entry in FAMILIES if entry.family not in AS_OTHERS]
 CASES = [(entry, shape, "weights") for entry in SERVED for shape in shapes_of(entry)] + [

@@ -106,6 +106,7 @@ REFERENCES: dict[str, tuple[str, Reference]] = {
     "dinov3_convnext": ("DINOv3ConvNextModel", _dinov2),
     "colpali": ("ColPaliForRetrieval", _multi_vector),
     "colqwen2": ("ColQwen2ForRetrieval", _multi_vector),
+    "colmodernvbert": ("ColModernVBertForRetrieval", _multi_vector),
     "qwen2_5_omni": ("Qwen2_5OmniThinkerForConditionalGeneration", _qwen),
     "qwen3_omni_moe": ("Qwen3OmniMoeThinkerForConditionalGeneration", _qwen3_vl),
 }
@@ -120,7 +121,11 @@ SAME_TOWER = {
 }
 """Families that differ from another one in their language half alone: long tests of worlds leave them out."""
 
-WHOLE_PROCESSORS = {"colpali": "ColPaliProcessor", "colqwen2": "ColQwen2Processor"}
+WHOLE_PROCESSORS = {
+    "colpali": "ColPaliProcessor",
+    "colqwen2": "ColQwen2Processor",
+    "colmodernvbert": "ColModernVBertProcessor",
+}
 """Of families whose reference takes a prompt too."""
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -139,8 +144,9 @@ class WholeModel:
         self.model = getattr(models, name).from_pretrained(folder, dtype=torch.float32).eval()
         # transformers has DINOv3's for torchvision only; ours is compared with it by `make torchvision`.
         ours = DINOv3Processor.from_folder(folder) if family.startswith("dinov3") else None
-        processor = getattr(models, WHOLE_PROCESSORS.get(family, "AutoImageProcessor"))
-        self._processor = ours or processor.from_pretrained(folder, backend="pil")
+        cls = getattr(models, WHOLE_PROCESSORS.get(family, "AutoImageProcessor"))
+        theirs: Any = ours or cls.from_pretrained(folder, backend="pil")
+        self._processor = theirs.process_images if family in WHOLE_PROCESSORS else theirs
         self._options = OPTIONS.get(family, {})
 
     def encode(self, image: Image.Image) -> tuple[Tensor, Tensor | None]:
