@@ -18,6 +18,7 @@ from spmd_encoder.config import Config, parse_config, process_environ, validate_
 from spmd_encoder.distributed.layout import Layout
 from spmd_encoder.errors import StartupError
 from spmd_encoder.launch_env import LaunchEnv, read_launch_env
+from spmd_encoder.media.installed import pyav
 from spmd_encoder.observability.logging import Origin, set_up_logging
 from spmd_encoder.sglang_flags import take_foreign
 from spmd_encoder.worker.faults import Faults
@@ -44,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if check:
             for note in notes:
                 print(note, file=sys.stderr)
-            print(json.dumps({"dp_size": layout.dp_size, "tp_size": layout.tp_size, **config.flat()}, indent=2))
+            sizes = {"dp_size": layout.dp_size, "tp_size": layout.tp_size}
+            print(json.dumps({**sizes, **config.flat(), "pyav": pyav()}, indent=2))
             return 0
         if env.under_torchrun and _is_orphan(launcher):
             raise StartupError("torchrun has ended before this rank began", exit_code=4)

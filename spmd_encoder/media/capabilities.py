@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 
 import PIL
 
 from spmd_encoder.api.types import Modality
 from spmd_encoder.media.container import FILM_FORMATS, SOUND_FORMATS
 from spmd_encoder.media.image import FORMATS
+from spmd_encoder.media.installed import INSTALL, pyav
 
-_INSTALL = "pip install 'spmd-encoder[media]'"
 _BY_PYAV = (Modality.AUDIO, Modality.VIDEO)
 
 
@@ -24,7 +23,7 @@ def decoders(modalities: Iterable[Modality] = tuple(Modality)) -> dict[str, str 
     wanted = [modality for modality in Modality if modality in set(modalities)]
     told: dict[str, str | list[str]] = {
         "pillow": PIL.__version__,
-        "pyav": _pyav(),
+        "pyav": pyav(),
         "torchvision": "not used, whether it is installed or not",
     }
     for modality in wanted:
@@ -37,7 +36,7 @@ def decoders(modalities: Iterable[Modality] = tuple(Modality)) -> dict[str, str 
 
 def without_decoder(modalities: Iterable[Modality]) -> dict[Modality, str]:
     """Those of `modalities` whose files are not decoded here, each with what to do."""
-    why = f"PyAV is not installed, or cannot be loaded: {_INSTALL}"
+    why = f"PyAV is not installed, or cannot be loaded: {INSTALL}"
     return {modality: why for modality in modalities if not any(_of(modality))}
 
 
@@ -52,10 +51,3 @@ def _of(modality: Modality) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if modality is Modality.AUDIO:
         return SOUND_FORMATS, av_container.available(av_audio.DECODERS)
     return FILM_FORMATS, av_container.available(av_video.DECODERS)
-
-
-def _pyav() -> str:
-    try:
-        return version("av")
-    except PackageNotFoundError:
-        return f"not installed: {_INSTALL}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -26,6 +27,7 @@ sys.exit(code)
         (["--help"], 0, "--max-batch-items"),
         (["--version"], 0, "spmd_encoder "),
         (["--check", "--tp-size", "1"], 0, '"tp_size": 1'),
+        (["--check"], 0, f'"pyav": "{version("av")}"'),
         (["--no-such-flag"], 2, "--no-such-flag"),
     ],
 )
