@@ -51,6 +51,8 @@ class TowerEngine:
                 ErrorCode.MEDIA_UNSUPPORTED,
                 f"this model takes no {job.modality} items; it takes: {', '.join(self._adapter.modalities)}",
             )
+        if (why := self._adapter.preprocessor.not_served().get(job.modality)) is not None:
+            raise EncoderError(ErrorCode.MEDIA_UNSUPPORTED, f"this model takes no {job.modality} items: {why}")
         if job.output is not None and job.output not in self._adapter.outputs:
             raise EncoderError(
                 ErrorCode.INVALID_REQUEST,

@@ -60,6 +60,7 @@ async def test_models_and_info(client: httpx.AsyncClient, service: FakeService) 
     assert (model["id"], model["object"], model["random_weights"]) == ("fake", "model", True)
     assert (model["dtype"], model["outputs"], model["embedding_dim"]) == ("float32", ["tokens", "pooled"], 2)
     assert model["embedding_dims"] == {"tokens": 2, "pooled": 2}
+    assert (model["model_type"], model["family"]) == ("fake", "fake")
     assert (await client.get("/info")).json()["layout"] == {"dp_size": 2, "tp_size": 1}
     service.model = None
     reply = await client.get("/v1/models")

@@ -325,6 +325,8 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int = Field(description="when this server started, in Unix seconds")
     owned_by: str = "spmd_encoder"
+    model_type: str
+    family: str = Field(description="fallback for a model type without a family of its own")
     random_weights: bool
     dtype: str
     outputs: list[str]

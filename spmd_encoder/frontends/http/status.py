@@ -85,6 +85,8 @@ def _model(info: ModelInfo, created: int) -> dict[str, object]:
         "object": "model",
         "created": created,
         "owned_by": "spmd_encoder",
+        "model_type": info.model_type,
+        "family": info.family,
         "random_weights": info.random_weights,
         "dtype": info.dtype,
         "outputs": list(info.outputs),
