@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from spmd_encoder.api.profiling import ProfileOptions, ProfileOutcome
 from spmd_encoder.api.types import EncodeRequest, HeldResult, ItemOutcome, ModelInfo, OutputKind, ReadyState
-from spmd_encoder.errors import ErrorCode
+from spmd_encoder.errors import EncoderError, ErrorCode
 
 
 class EncoderService(Protocol):
@@ -33,6 +33,11 @@ class EncoderService(Protocol):
 
     def item_refused(self, code: ErrorCode) -> None:
         """Count an item that the front end itself answers with an error, beside those that `encode` answers."""
+        ...
+
+    def request_refused(self, error: EncoderError) -> EncoderError:
+        """Count a request that the front end itself refuses, before it is read, beside those that `encode` refuses.
+        The error comes back with when to try again."""
         ...
 
     def lookup(self, keys: Sequence[str], output: OutputKind | None) -> Sequence[HeldResult | None]:

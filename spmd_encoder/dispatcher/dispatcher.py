@@ -125,8 +125,7 @@ class DPDispatcher:
             self._apply(self._ledger.submit(new, now))
             return await asyncio.gather(*futures)
         except EncoderError as error:
-            self.metrics.refused(error.code)
-            raise self._admission.refusal(error) from None
+            raise self.request_refused(error) from None
         finally:
             # Cancelled by the caller, or refused: whatever is not resolved is given up.
             left = [job.job_id for job in new if not self._jobs.is_resolved(job.job_id)]
@@ -144,6 +143,10 @@ class DPDispatcher:
 
     def item_refused(self, code: ErrorCode) -> None:
         self.metrics.item_failed(code)
+
+    def request_refused(self, error: EncoderError) -> EncoderError:
+        self.metrics.refused(error.code)
+        return self._admission.refusal(error)
 
     async def profile_start(self, options: ProfileOptions) -> Sequence[ProfileOutcome]:
         self._admission.check_open()

@@ -64,7 +64,8 @@ class FakeService:
 
     `refusal` is raised for every request. `answer` makes one item's outcome. While `gate` is not set, `encode`
     waits. `seen` holds the requests that arrived, `cancelled` the ids of those that were cancelled while waiting,
-    `refused` the codes of items that front ends answered by themselves. `held` is what `lookup` knows by key.
+    `refused` the codes of items that front ends answered by themselves.
+    `requests_refused` those of whole requests. `held` is what `lookup` knows by key.
     `profiled` holds what profilers were asked, None for a stop; `profile_outcomes` is the answer.
     """
 
@@ -78,6 +79,7 @@ class FakeService:
         self.cancelled: list[str] = []
         self.max_inflight_bytes = max_inflight_bytes
         self.refused: list[ErrorCode] = []
+        self.requests_refused: list[ErrorCode] = []
         self.held: dict[str, HeldResult] = {}
         self.looked_up: list[tuple[tuple[str, ...], OutputKind | None]] = []
         self.reserved = 0
@@ -115,6 +117,10 @@ class FakeService:
 
     def item_refused(self, code: ErrorCode) -> None:
         self.refused.append(code)
+
+    def request_refused(self, error: EncoderError) -> EncoderError:
+        self.requests_refused.append(error.code)
+        return error
 
     @contextmanager
     def _reserved(self, num_bytes: int) -> Iterator[None]:

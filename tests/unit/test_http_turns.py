@@ -11,8 +11,10 @@ from dataclasses import replace
 
 import pytest
 
+from spmd_encoder.errors import ErrorCode
 from spmd_encoder.frontends.http.metrics import HttpMetrics
 from spmd_encoder.frontends.http.turns import _AT_ONCE, Turns
+from tests.harness.fake_service import FakeService
 from tests.unit.test_http_wire import CONFIG, GOOD, Served, post, serve_fake
 
 pytestmark = pytest.mark.timeout(30)
@@ -27,7 +29,7 @@ async def served() -> AsyncIterator[Served]:
 
 
 async def test_a_few_are_begun_in_each_turn_of_the_loop_in_order() -> None:
-    turns, begun = Turns(100, HttpMetrics()), list[int]()
+    turns, begun = Turns(100, FakeService(), HttpMetrics()), list[int]()
     for number in range(3 * _AT_ONCE - 1):
         turns.wait(lambda number=number: begun.append(number))  # type: ignore[misc]
     counts = []
@@ -77,8 +79,8 @@ async def test_several_requests_on_one_connection_keep_their_order(served: Serve
 
 
 def test_who_comes_when_too_many_wait_is_refused_in_the_words_of_his_protocol() -> None:
-    metrics = HttpMetrics()
-    turns = Turns(0, metrics)
+    service, metrics = FakeService(), HttpMetrics()
+    turns = Turns(0, service, metrics)
     for path, status, code in (("/v1/encode", 429, "QUEUE_FULL"), ("/v1/embeddings", 429, "QUEUE_FULL")):
         refusal = turns.refusal(path, "POST")
         assert refusal is not None
@@ -87,6 +89,7 @@ def test_who_comes_when_too_many_wait_is_refused_in_the_words_of_his_protocol() 
     refusal = turns.refusal("/encode", "POST")
     assert refusal is not None and refusal.status_code == 503
     assert json.loads(bytes(refusal.body))["status"] == "error"
+    assert service.requests_refused == [ErrorCode.QUEUE_FULL] * 3
     assert (
         'spmd_encoder_http_requests_total{code="429",method="POST",route="/v1/encode"} 1.0' in metrics.text().decode()
     )

@@ -28,7 +28,7 @@ _UNWIND_S = 1.0
 # Connections that the system holds until they are accepted: a burst of clients must not be turned away.
 _BACKLOG = 2048
 # How many are accepted in one turn of the loop, before any can be refused: they take descriptors.
-_ACCEPT_AT_ONCE = 256
+_ACCEPT_AT_ONCE = 64
 
 
 class _Server(uvicorn.Server):
@@ -64,7 +64,7 @@ class HttpFrontEnd:
         self.shared = shared = shared or Shared.open(service, config)
         settings: dict[str, object] = {"header_s": timeouts.header_s, "reply_idle_s": timeouts.reply_idle_s}
         metrics = HttpMetrics(shared.registry)
-        turns = Turns(config.limits.max_queued_items, metrics)
+        turns = Turns(config.limits.max_queued_items, service, metrics)
         settings |= {"max_connections": max_connections, "odd": SparseLog(log), "turns": turns}
         protocol = type("_Protocol", (EncoderHttpProtocol,), settings)
         self._config = uvicorn.Config(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from starlette.responses import Response
 
+from spmd_encoder.api.service import EncoderService
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.http.errors import error_response, json_response
 from spmd_encoder.frontends.http.metrics import HttpMetrics
@@ -25,8 +26,9 @@ class Turns:
     """Of one server and event loop. Requests that bring media are begun in the order of their coming, a few in each
     turn of the loop; all others at once. With `most` who wait, others are refused."""
 
-    def __init__(self, most: int, metrics: HttpMetrics) -> None:
+    def __init__(self, most: int, service: EncoderService, metrics: HttpMetrics) -> None:
         self._most = most
+        self._service = service
         self._metrics = metrics
         self._waiting: collections.deque[Callable[[], None]] = collections.deque()
         self._is_going = False
@@ -43,11 +45,12 @@ class Turns:
         """What is answered where too many wait already: an ASGI application that costs nearly nothing."""
         if len(self._waiting) < self._most * (_SGLANG_TIMES if path == _SGLANG else 1):
             return None
-        message = f"{self._most} requests wait for their turn already (--max-queued-items); try again later"
+        message = f"{len(self._waiting)} requests wait for their turn already (--max-queued-items); try again later"
+        error = self._service.request_refused(EncoderError(ErrorCode.QUEUE_FULL, message))
         if path == _SGLANG:
             response = json_response(503, {"status": "error", "message": message, "req_id": None})
         else:
-            response = error_response(EncoderError(ErrorCode.QUEUE_FULL, message))
+            response = error_response(error)
         response.headers["x-spmd-replica"] = "none"
         self._metrics.observe(path, method, response.status_code, 0.0)
         return response
