@@ -66,9 +66,9 @@ class CostTable:
     """How a family turns a picture's size into encoder tokens; data, so that it can travel in `Hello`.
 
     `max_side` bounds the longer side before all else, as Pixtral's processor does, which then rounds sides up.
-    `fixed_tokens` is set for towers with one input size; with `tiling` it is the price of one tile, if tiles have
-    one size. Otherwise a picture is resized to a multiple of `patch * merge` per side, as `api.resizing.whole_squares` says, and costs what
-    it then has of patches.
+    `fixed_tokens` is set for towers with one input size; with `tiling` it is the price of one tile, if tiles have one
+    size. Otherwise a picture is resized to a multiple of `patch * merge` per side, as `api.resizing.whole_squares`
+    says, and costs what it then has of patches.
     """
 
     patch: int = 14
@@ -99,13 +99,16 @@ class CostTable:
         steps = math.ceil(frames / video.frames_per_step)
         if video.tokens_per_step is not None:
             return steps * video.tokens_per_step
-        most: float = video.max_pixels
-        if video.max_pixels_in_all:
-            # However many frames there are, each may have a little more than the least (`cap_pixels_per_frame`).
-            floor = 1.05 * (video.min_pixels or video.min_pixels_in_all)
-            most = max(floor, min(most or math.inf, video.max_pixels_in_all / frames))
-        least = video.min_pixels or video.min_pixels_in_all / frames
-        return steps * self._patches(item.width, item.height, least, most, video.raises_short_sides)
+        # However many frames there are, each may have a little more than the least (`cap_pixels_per_frame`).
+        floor = int(1.05 * (video.min_pixels or video.min_pixels_in_all))
+        each, in_all = video.max_pixels, video.max_pixels_in_all
+        if each and in_all:
+            each = max(min(each, in_all // frames), floor)
+        if video.min_pixels_in_all:
+            bounds, count = (video.min_pixels_in_all, each * frames or in_all), max(frames, video.frames_per_step)
+        else:
+            bounds, count = (video.min_pixels, each or in_all // frames), 1
+        return steps * self._patches(item.width, item.height, *bounds, count, video)
 
     def image_tokens(self, width: int, height: int) -> int:
         """Patches that the tower computes for one picture (before any merging); at least 1."""
@@ -118,11 +121,16 @@ class CostTable:
             unit = self.patch * self.merge
             scale = min(1.0, self.max_side / max(width, height))
             return math.ceil(width * scale / unit) * math.ceil(height * scale / unit) * self.merge**2
-        return self._patches(width, height, self.min_pixels, self.max_pixels, self.raises_short_sides)
+        return self._patches(width, height, self.min_pixels, self.max_pixels)
 
-    def _patches(self, width: int, height: int, least: float, most: float, raises_short_sides: bool) -> int:
+    def _patches(
+        self, width: int, height: int, least: int, most: int, frames: int = 1, video: VideoCost | None = None
+    ) -> int:
+        """Of one picture, or of one of so many frames of a film."""
         squares = whole_squares(
             *(max(1, width), max(1, height), self.patch * self.merge, least, most),
-            raises_short_sides=raises_short_sides,
+            frames=frames,
+            step=1 if frames == 1 or video is None else video.frames_per_step,
+            raises_short_sides=(video or self).raises_short_sides,
         )
         return squares * self.merge**2

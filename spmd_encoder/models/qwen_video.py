@@ -217,12 +217,13 @@ class Qwen3Films(QwenFilms):
         }
 
     def cost(self) -> VideoCost:
+        each = int(self._settings["max_video_tokens"]) * (self.patch * self.merge) ** 2
         return VideoCost(
             fps=self.sampling.fps,
             min_frames=self.sampling.min_frames,
             max_frames=self.sampling.max_frames,
             frames_per_step=self.step,
-            max_pixels=int(self._settings["max_video_tokens"]) * (self.patch * self.merge) ** 2,
+            max_pixels=each if self.is_capped else 0,
             min_pixels_in_all=self.min_pixels,
             max_pixels_in_all=self.max_pixels,
             raises_short_sides=True,

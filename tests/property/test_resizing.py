@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize as glm_resize
@@ -19,31 +17,25 @@ SIDES = st.integers(1, 6000)
 EVERY = settings(max_examples=300, deadline=None)
 
 
-def qwen(height: int, width: int, **bounds: int) -> tuple[int, int]:
-    return qwen_resize(height, width, **bounds)
-
-
-def glm(height: int, width: int, **bounds: int) -> tuple[int, int]:
-    return glm_resize(1, height, width, temporal_factor=1, **bounds)
+BOUNDS = st.sampled_from([(3136, 12_845_056), (65_536, 16_777_216), (0, 50_000)])
 
 
 @EVERY
-@given(
-    SIDES, SIDES, st.sampled_from([28, 32]), st.sampled_from([(3136, 12_845_056), (65_536, 16_777_216), (0, 50_000)])
-)
-@pytest.mark.parametrize(("resize", "raises_short_sides"), [(qwen, False), (glm, True)])
-def test_whole_squares(
-    resize: Callable[..., tuple[int, int]],
-    raises_short_sides: bool,
-    width: int,
-    height: int,
-    side: int,
-    bounds: tuple[int, int],
-) -> None:
+@given(SIDES, SIDES, st.sampled_from([28, 32]), BOUNDS)
+def test_pictures(width: int, height: int, side: int, bounds: tuple[int, int]) -> None:
     assume(max(width, height) <= 199 * min(width, height))
     least, most = bounds
-    high, wide = resize(height, width, factor=side, min_pixels=least, max_pixels=most)
-    got = whole_squares(width, height, side, least, most, raises_short_sides=raises_short_sides)
+    high, wide = qwen_resize(height, width, factor=side, min_pixels=least, max_pixels=most)
+    assert whole_squares(width, height, side, *bounds) == max(1, high // side) * max(1, wide // side)
+
+
+@EVERY
+@given(SIDES, SIDES, st.sampled_from([28, 32]), BOUNDS, st.integers(2, 700))
+def test_films(width: int, height: int, side: int, bounds: tuple[int, int], frames: int) -> None:
+    assume(max(width, height) <= 199 * min(width, height))
+    least, most = bounds
+    high, wide = glm_resize(frames, height, width, 2, side, least, most)
+    got = whole_squares(width, height, side, *bounds, frames=frames, step=2, raises_short_sides=True)
     assert got == max(1, high // side) * max(1, wide // side)
 
 
