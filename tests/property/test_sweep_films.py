@@ -114,6 +114,6 @@ def test_every_small_size(adapter: FamilyAdapter) -> None:
 
 @pytest.mark.sweep
 def test_many_large_sizes_and_long_films(adapter: FamilyAdapter) -> None:
-    shapes = [(1 + index % 5, *size) for index, size in enumerate([*LONG, *large(12, seed=4)])]
+    shapes = [(1 + index % 5, *size) for index, size in enumerate([*LONG, *large(12, seed=4, most=900)])]
     many = [(99, 40, 30), (128, 16, 16), (301, 9, 8)]
     check_rows(adapter, features(adapter, [*shapes, *many]), at_once=1)
