@@ -156,7 +156,7 @@ KINDS = {
         "test_media_video.py::test_limits_name_their_flags",
     ],
     "codes that cannot be decoded are found out late": [
-        "test_media_video.py::test_what_is_decoded_is_told",
+        "test_capabilities.py::test_all_that_is_decoded_is_told",
         "test_media_video.py::test_codes_that_are_not_listed_are_unsupported",
         "test_media_audio.py::test_codes_that_are_not_listed_are_unsupported",
     ],
