@@ -17,6 +17,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,25 +25,41 @@ import numpy as np
 from benchmarks.checkpoints import model_path
 from benchmarks.circumstances import MachineWatch, circumstances
 from benchmarks.head_to_head_load import closed_loop, rows_of
-from benchmarks.head_to_head_report import TARGETS, Pair, Sample, Setting, report
+from benchmarks.head_to_head_report import Pair, Sample, Setting, report
 from benchmarks.head_to_head_servers import Running, SGLang, ours, sglang
 from benchmarks.pictures import make_pictures
+from benchmarks.raw import raw_processes
 from benchmarks.suite import RESULTS, write_page
 from spmd_encoder.config import cache_dir
 from spmd_encoder.models import demo
 
 _NAME = "head-to-head"
 _ABOUT = "This server over SGLang 0.5.23's own encoder server, asked in turns; 1 is equal."
-_SIZE = (224, 224)
-_KEPT = [_SIZE, (448, 336)]
+_KEPT = [(224, 224), (448, 336)]
 _RESIZED = [(300, 200), (64, 500)]
 _WARM_UP_S = 2.0
+_RAW_ITEMS = 48
 
 
-def measure(args: argparse.Namespace, tower: str, dp: int, serials: Iterator[int]) -> Setting:
+@dataclass(frozen=True)
+class Load:
+    """Square pictures of `side` pixels, which is a multiple of the patches' so that nobody has to resize them."""
+
+    tower: str
+    side: int
+    target: float
+
+
+LOADS = {"mid": Load("mid", 224, 1.2), "tiny": Load("tiny", 224, 1.2), "server": Load("tiny", 56, 3.0)}
+"""Of `mid` nearly all is the tower, of `tiny` half, of `server`, with its four rows per picture, next to nothing."""
+
+
+def measure(args: argparse.Namespace, name: str, dp: int, serials: Iterator[int]) -> Setting:
     """Both servers from their start to their end. No serial is taken twice, so that no file is sent twice."""
-    setting, checkpoint = Setting(tower, dp), _folder(tower)
-    pictures = make_pictures([_SIZE], 32)
+    load = LOADS[name]
+    setting, checkpoint = Setting(name, dp, load.target), _folder(load.tower)
+    pictures = make_pictures([(load.side, load.side)], 32)
+    setting.raw_cpu_ms = raw_cpu_ms(checkpoint, pictures)
     with contextlib.ExitStack() as stack:
         servers = {
             "ours": stack.enter_context(ours(checkpoint, dp)),
@@ -62,6 +79,13 @@ def measure(args: argparse.Namespace, tower: str, dp: int, serials: Iterator[int
     setting.end_s = {who: running.end_s for who, running in servers.items()}
     setting.left = {who: running.left for who, running in servers.items()}
     return setting
+
+
+def raw_cpu_ms(checkpoint: str, pictures: Sequence[bytes]) -> float:
+    """CPU milliseconds of a picture, decoded, preprocessed and encoded in batches of 8 and by nothing else."""
+    with raw_processes(checkpoint, pictures) as raw:
+        raw.first("whole", batch=8, items=16)
+        return float(raw.first("whole", batch=8, items=_RAW_ITEMS)["cpu_s"]) * 1e3 / _RAW_ITEMS
 
 
 def sample(running: Running, pictures: Sequence[bytes], serials: Iterator[int], clients: int, seconds: float) -> Sample:
@@ -103,20 +127,20 @@ def main() -> None:
         help="SGLang's; with pil, pictures are resized as here",
     )
     parser.add_argument("--sglang-max-batch-size", type=int, default=8, help="requests per forward there; 8 is its own")
-    parser.add_argument("--towers", nargs="+", choices=list(TARGETS), default=list(TARGETS))
+    parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
     parser.add_argument("--dp", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
-    parser.add_argument("--quick", action="store_true", help="see that it works: one round of 2 seconds")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--quick", action="store_true", help="see that it works: one round of a second")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the record")
     args = parser.parse_args()
     if args.quick:
-        args.rounds, args.seconds = 1, 2.0
+        args.rounds, args.seconds = 1, 1.0
     # Servers that were started are ended in `finally`, which SIGTERM by itself would pass over.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     watch, serials = MachineWatch.start(), itertools.count()
-    settings = [measure(args, tower, dp, serials) for tower in args.towers for dp in args.dp]
+    settings = [measure(args, name, dp, serials) for name in args.loads for dp in args.dp]
     record = {
         "scenario": _NAME,
         "about": _ABOUT,
