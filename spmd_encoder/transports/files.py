@@ -199,13 +199,13 @@ class EmbeddingFiles:
 
     def _rename(self, part: Path, path: Path) -> None:
         for attempt in range(_RENAME_TRIES):
-            path.parent.mkdir(exist_ok=True)
-            if path.parent.is_symlink():
-                raise NotADirectoryError(None, "the folder of that name is a symbolic link")
             try:
+                path.parent.mkdir(exist_ok=True)  # which fails where the folder goes after it was found to be there
+                if path.parent.is_symlink():
+                    raise NotADirectoryError(None, "the folder of that name is a symbolic link")
                 part.replace(path)
                 return
-            except FileNotFoundError:
+            except (FileNotFoundError, FileExistsError):
                 if attempt == _RENAME_TRIES - 1:
                     raise
 
