@@ -18,7 +18,7 @@ from spmd_encoder.api.types import Modality, OutputKind
 from spmd_encoder.errors import StartupError
 from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, TowerOutput
 from spmd_encoder.models.contrastive import TINY_VISION
-from spmd_encoder.models.fallback_items import FallbackPreprocessor
+from spmd_encoder.models.fallback_items import FallbackPreprocessor, first_line
 from spmd_encoder.models.fallback_model import METHODS, encode
 from spmd_encoder.models.sharding import refuse_cutting
 from spmd_encoder.models.tiny import write_random
@@ -96,14 +96,20 @@ class FallbackAdapter(FamilyAdapter):
         return TowerOutput(tokens=rows, pooled=rows[0] if self.preprocessor.is_pooled else None)
 
     def _prove(self, folder: Path) -> None:
-        """Raises StartupError where the model does not give what was promised of it, or not twice the same."""
+        """Raises StartupError where the model fails, does not give what was promised of it, or not twice the same."""
         features = self.preprocessor.model
         for modality in self.preprocessor.served:
             inputs = features.inputs(modality, self.preprocessor.samples(modality)[-1])
             promised = features.outcome(modality, inputs)
             item = Features(tensors=inputs, num_tokens=promised.rows, cost=1, modality=modality)
-            with torch.inference_mode():
-                first, again = (self.forward(self.pack([item]))[0].tokens for _ in range(2))
+            try:
+                with torch.inference_mode():
+                    first, again = (self.forward(self.pack([item]))[0].tokens for _ in range(2))
+            except Exception as error:  # the model's own code: some fails in other dtypes than it was written for
+                raise StartupError(
+                    f"{folder}: {METHODS[modality]} fails in {str(self._dtype).removeprefix('torch.')} "
+                    f"({first_line(error)}): give another --dtype, if the fallback is to serve this model"
+                ) from error
             if first.shape != (promised.rows, self.preprocessor.width):
                 raise StartupError(
                     f"{folder}: {METHODS[modality]} gives rows of shape {tuple(first.shape)} where "

@@ -101,7 +101,7 @@ class FallbackPreprocessor(Preprocessor):
         try:
             return make()
         except Exception as error:  # whatever an extractor that is not known here says of its checkpoint or of a sample
-            self._why[modality] = _first_line(error)
+            self._why[modality] = first_line(error)
             return None
 
     def _try(self, modality: Modality) -> list[Outcome]:
@@ -110,7 +110,7 @@ class FallbackPreprocessor(Preprocessor):
         try:
             return [model.outcome(modality, model.inputs(modality, made)) for made in self.samples(modality)]
         except Exception as error:  # the model's own code may raise anything
-            self._why[modality] = _first_line(error)
+            self._why[modality] = first_line(error)
             return []
 
     def _features(self, modality: Modality, made: Mapping[str, Tensor], cost: int, what: str) -> Features:
@@ -132,12 +132,13 @@ def _lies_in(name: str, part: str) -> bool:
     return f"{name}.".startswith(f"{part}.")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What is said to users of an error of code that is not ours."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _refused(what: str, error: Exception) -> EncoderError:
-    said = f"{type(error).__name__}: {_first_line(error)}"
+    said = f"{type(error).__name__}: {first_line(error)}"
     return EncoderError(
         ErrorCode.MEDIA_CORRUPT, f"{what} cannot be encoded: the model's own code does not take it ({said})"
     )
