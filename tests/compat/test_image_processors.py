@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None, reason="`make torchvision` runs this with torchvision"
 )
 
-TORCHVISION_ONLY = {"dinov3_vit"}
+TORCHVISION_ONLY = ("dinov3_vit", "dinov3_convnext")
 """Families whose processor transformers has for torchvision alone."""
 SIZES = [(112, 112), (300, 120), (61, 90), (451, 300), (20, 30)]
 
