@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.vipllava.configuration_vipllava import VipLlavaConfig
@@ -23,7 +22,7 @@ from spmd_encoder.models.fallback_model import METHODS, encode
 from spmd_encoder.models.sharding import refuse_cutting
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.vision_language import TINY_LLAMA
-from spmd_encoder.models.weights import load_whole, place, real_bytes
+from spmd_encoder.models.weights import build_on_meta, load_whole, place, real_bytes
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +58,7 @@ class FallbackAdapter(FamilyAdapter):
         refuse_cutting(context.group, f"model type {features.config.model_type!r}, which only the fallback serves,")
         model = load_whole(features.cls, features.config, folder, preprocessor.kept, context.dtype)
         place(model, context)
-        for module in model.modules():
-            if isinstance(module, _BatchNorm) and not module.weight.is_meta:  # its statistics are no parameters
-                module.to(context.dtype)
+        _cast_buffers(model, context.dtype)
         adapter = cls(model, preprocessor, context)
         adapter._prove(folder)
         log.warning(
@@ -133,3 +130,12 @@ class FallbackAdapter(FamilyAdapter):
         )
         processor = CLIPImageProcessorPil(size={"shortest_edge": 112}, crop_size={"height": 112, "width": 112})
         write_random(VipLlavaForConditionalGeneration, config, processor, out, seed)
+
+
+def _cast_buffers(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Give the statistics of norms, fixed positions and the like the dtypes that transformers would build them in."""
+    wanted = dict(build_on_meta(type(model), model.config, dtype).named_buffers())
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if not buffer.is_meta:
+                setattr(module, name, buffer.to(wanted[f"{path}.{name}".lstrip(".")].dtype))

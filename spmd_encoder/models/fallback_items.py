@@ -15,6 +15,7 @@ from spmd_encoder.api.cost import CostTable
 from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
 from spmd_encoder.media.base import Sound
+from spmd_encoder.media.memory import is_out_of_memory, out_of_memory
 from spmd_encoder.models import registry
 from spmd_encoder.models.audio import check_length
 from spmd_encoder.models.base import Features, Preprocessor
@@ -68,8 +69,13 @@ class FallbackPreprocessor(Preprocessor):
     def preprocess(self, image: Image.Image) -> Features:
         if self._pictures is None:
             return super().preprocess(image)
-        made = self._pictures.made(image)
         what = f"a picture of {image.size[0]} x {image.size[1]} pixels"
+        try:
+            made = self._pictures.made(image)
+        except EncoderError:
+            raise
+        except Exception as error:  # a processor that is not known here may raise anything
+            raise _refused(what, error) from error
         return self._features(Modality.IMAGE, made, self._pictures.cost(made), what)
 
     def preprocess_audio(self, sound: Sound) -> Features:
@@ -79,7 +85,7 @@ class FallbackPreprocessor(Preprocessor):
         what = f"a sound of {1000 * len(sound.samples) / sound.rate:.1f} ms"
         try:
             made = self._sounds.made(sound)
-        except (RuntimeError, ValueError, IndexError) as error:
+        except Exception as error:
             raise _refused(what, error) from error
         return self._features(Modality.AUDIO, made, self._sounds.cost(made), what)
 
@@ -138,6 +144,8 @@ def first_line(error: Exception) -> str:
 
 
 def _refused(what: str, error: Exception) -> EncoderError:
+    if is_out_of_memory(error):
+        return out_of_memory()
     said = f"{type(error).__name__}: {first_line(error)}"
     return EncoderError(
         ErrorCode.MEDIA_CORRUPT, f"{what} cannot be encoded: the model's own code does not take it ({said})"

@@ -1,7 +1,7 @@
 """Tiny checkpoints of models that have no family here, and what transformers' whole model gives for an item of theirs.
 
 Among them are one of each kind: tiles, a picture's own grid, rows that are padded and masked, one vector, sounds cut by
-a mask, both pictures and sounds, and rows that are made of the language model's embeddings.
+a mask, both pictures and sounds, buffers of the served dtype, and rows that are the language model's embeddings.
 """
 
 from __future__ import annotations
@@ -162,6 +162,20 @@ STRANGERS = (
         takes=("pixel_values",),
         rows={Modality.IMAGE: _pictures},
         pooled=True,
+    ),
+    Stranger(
+        name="florence2",
+        cls="Florence2ForConditionalGeneration",
+        config=lambda: models.Florence2Config(
+            vision_config={"embed_dim": [16, 16, 16, 32], "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2],
+                           "num_groups": [2, 2, 2, 2], "projection_dim": 32},
+            text_config={"vocab_size": 64, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
+                         "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_attention_heads": 2,
+                         "decoder_attention_heads": 2},
+        ),
+        processors=lambda: {Modality.IMAGE: _clip(64)},
+        takes=("pixel_values",),
+        rows={Modality.IMAGE: _pictures},
     ),
     Stranger(
         name="chameleon",

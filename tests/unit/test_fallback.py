@@ -10,14 +10,17 @@ import pytest
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from spmd_encoder.errors import StartupError
 from spmd_encoder.models import registry
 from spmd_encoder.models.base import LoadContext
-from spmd_encoder.models.checkpoint import resolve_checkpoint
+from spmd_encoder.models.checkpoint import SINGLE, resolve_checkpoint
 from spmd_encoder.models.fallback_media import price_pictures
 from spmd_encoder.models.fallback_types import modeling_modules
 from spmd_encoder.models.loading import adapter_class, load_adapter, load_preprocessor
+from spmd_encoder.models.tiny import write_random
+from spmd_encoder.models.vision_language import TINY_LLAMA
 
 models: Any = transformers
 
@@ -79,6 +82,28 @@ def test_a_missing_processor_is_named(tmp_path: Path, context: LoadContext) -> N
     adapter_class(registry.FALLBACK).tiny_checkpoint(tmp_path, seed=1)
     (tmp_path / "preprocessor_config.json").unlink()
     with pytest.raises(StartupError, match="ImageProcessor"):
+        load_adapter(tmp_path, context)
+
+
+def test_a_model_that_draws_at_random_is_refused(tmp_path: Path, context: LoadContext) -> None:
+    tower = {"num_filters": 4, "depths": [1] * 7, "hidden_size": 8}
+    config = models.VibeVoiceAsrConfig(
+        acoustic_tokenizer_encoder_config=tower,
+        semantic_tokenizer_encoder_config={**tower, "hidden_size": 16},
+        text_config={**TINY_LLAMA, "model_type": "qwen2"},
+    )
+    extractor = models.VibeVoiceAcousticTokenizerFeatureExtractor()
+    write_random(models.VibeVoiceAsrForConditionalGeneration, config, extractor, tmp_path, seed=1)
+    with pytest.raises(StartupError, match="gives other values each time"):
+        load_adapter(tmp_path, context)
+
+
+def test_weights_that_are_missing_are_named(tmp_path: Path, context: LoadContext) -> None:
+    adapter_class(registry.FALLBACK).tiny_checkpoint(tmp_path, seed=1)
+    weights = load_file(tmp_path / SINGLE)
+    weights.pop(next(name for name in weights if "multi_modal_projector" in name and name.endswith("weight")))
+    save_file(weights, tmp_path / SINGLE)
+    with pytest.raises(StartupError, match=r"lacks 1 weights of the encoder, first .*multi_modal_projector"):
         load_adapter(tmp_path, context)
 
 
