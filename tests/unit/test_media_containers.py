@@ -135,7 +135,7 @@ def test_lengths_in_64_bits() -> None:
     rest = old[28:size]
     header = box(b"mvhd", struct.pack(">B3xQQIQ", 1, 0, 0, 1000, 7_500) + rest)
     data = FOUND["MP4"][:moov] + box(b"moov", header + old[size:])
-    assert video.probe(data)[1:] == (48, 32, 7.5)
+    assert video.probe(data)[1:4] == (48, 32, 7.5)
 
 
 def test_the_length_of_fragments() -> None:
@@ -148,7 +148,7 @@ def test_the_length_of_fragments() -> None:
 
 def test_a_film_that_is_sent_as_a_sound_is_read_for_its_length() -> None:
     header = audio.probe(FOUND["MP4"])
-    assert header == ("MP4", 0, 0, pytest.approx(1.0))
+    assert header[:4] == ("MP4", 0, 0, pytest.approx(1.0))
 
 
 def test_codes_that_ogg_may_hold_too_are_named() -> None:
