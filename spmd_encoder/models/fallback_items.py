@@ -131,7 +131,16 @@ class FallbackPreprocessor(Preprocessor):
             raise EncoderError(
                 ErrorCode.MEDIA_UNSUPPORTED, f"{what} takes a part of the model that no sample took, and is not loaded"
             )
-        return Features(tensors=inputs, num_tokens=outcome.rows, cost=cost, modality=modality)
+        return Features(tensors=inputs, num_tokens=outcome.rows, cost=cost, modality=modality, grid=_grid_of(inputs))
+
+
+def _grid_of(inputs: Mapping[str, Tensor]) -> tuple[int, int, int] | None:
+    """Patches in time, high and wide, where the processor tells them as those of the Qwen-VL families do."""
+    grid = inputs.get("image_grid_thw")
+    if grid is None or grid.shape != (1, 3):
+        return None
+    t, h, w = grid[0].tolist()
+    return t, h, w
 
 
 def _lies_in(name: str, part: str) -> bool:

@@ -95,6 +95,17 @@ def test_declarations_fit_together(case: Case) -> None:
     assert set(adapter.modalities) - set(adapter.preprocessor.not_served()) == set(case.stranger.rows)
 
 
+def test_a_picture_s_grid_is_told_where_its_processor_tells_it(case: Case) -> None:
+    for item in case.items():
+        features = case.features(item)
+        if case.stranger.name != "video_llama_3":
+            assert features.grid is None
+            continue
+        assert features.grid is not None
+        t, h, w = features.grid
+        assert t * h * w == 4 * features.num_tokens == features.cost
+
+
 def test_the_language_half_is_not_loaded(case: Case) -> None:
     whole = sum(p.numel() * p.element_size() for p in case.whole.parameters())
     assert 0 < case.adapter.tower_bytes < whole
