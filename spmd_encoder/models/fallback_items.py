@@ -20,7 +20,7 @@ from spmd_encoder.models import registry
 from spmd_encoder.models.audio import check_length
 from spmd_encoder.models.base import Features, Preprocessor
 from spmd_encoder.models.fallback_media import Pictures, Sounds
-from spmd_encoder.models.fallback_model import METHODS, FeatureModel, Outcome
+from spmd_encoder.models.fallback_model import METHODS, FeatureModel, Outcome, UnknownModelError
 
 PartT = TypeVar("PartT")
 
@@ -115,9 +115,11 @@ class FallbackPreprocessor(Preprocessor):
         model = self.model
         try:
             return [model.outcome(modality, model.inputs(modality, made)) for made in self.samples(modality)]
+        except UnknownModelError as error:
+            self._why[modality] = str(error)
         except Exception as error:  # the model's own code may raise anything
-            self._why[modality] = first_line(error)
-            return []
+            self._why[modality] = f"its {METHODS[modality]} fails for a sample: {first_line(error)}"
+        return []
 
     def _features(self, modality: Modality, made: Mapping[str, Tensor], cost: int, what: str) -> Features:
         try:
