@@ -38,7 +38,7 @@ _ABOUT = "This server over SGLang 0.5.23's own encoder server, asked in turns; 1
 _KEPT = [(224, 224), (448, 336)]
 _RESIZED = [(300, 200), (64, 500)]
 _WARM_UP_S = 2.0
-_RAW_ITEMS = 48
+_RAW_ITEMS = 32
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,12 @@ def measure(args: argparse.Namespace, name: str, dp: int, serials: Iterator[int]
     return setting
 
 
-def raw_cpu_ms(checkpoint: str, pictures: Sequence[bytes]) -> float:
-    """CPU milliseconds of a picture, decoded, preprocessed and encoded in batches of 8 and by nothing else."""
+def raw_cpu_ms(checkpoint: str, pictures: Sequence[bytes]) -> dict[int, float]:
+    """CPU milliseconds of a picture that is decoded, preprocessed and encoded in batches, and nothing else."""
     with raw_processes(checkpoint, pictures) as raw:
         raw.first("whole", batch=8, items=16)
-        return float(raw.first("whole", batch=8, items=_RAW_ITEMS)["cpu_s"]) * 1e3 / _RAW_ITEMS
+        spent = {size: raw.first("whole", batch=size, items=_RAW_ITEMS)["cpu_s"] for size in (1, 8)}
+    return {size: float(seconds) * 1e3 / _RAW_ITEMS for size, seconds in spent.items()}
 
 
 def sample(running: Running, pictures: Sequence[bytes], serials: Iterator[int], clients: int, seconds: float) -> Sample:
