@@ -133,6 +133,7 @@ async def test_a_bad_file_is_its_items_failure(client: httpx.AsyncClient, servic
         ([part("image")] * 5, 413, "items", "--max-items-per-request"),
         ([part("image"), part("output", b"best")], 400, "output", "best"),
         ([part("image"), part("output", b"tokens"), part("output", b"tokens")], 400, "output", "twice"),
+        ([part("image", disposition='form-data; name="image"' + "; a" * 64)], 400, None, "more than 64 parameters"),
         ([part("image"), part("request_id", b"a\nb")], 400, "request_id", "printable"),
         ([part("image"), part("model", b"\xff")], 400, "model", "UTF-8"),
         ([part("image"), part("model", b"x" * 5000)], 400, "model", "4096"),
@@ -181,6 +182,20 @@ async def test_broken_forms(client: httpx.AsyncClient, content: bytes, kind: str
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "INVALID_REQUEST")
     assert says in reply.json()["error"]["message"]
     assert "secret" not in reply.text
+
+
+async def test_a_type_of_thousands_of_parameters_is_refused_unread(client: httpx.AsyncClient) -> None:
+    type_ = FORM_TYPE + ";" * 60_000
+    reply = await client.post("/v1/encode", content=form(part("image")), headers={"content-type": type_})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "INVALID_REQUEST")
+    assert "more than 64 parameters" in reply.json()["error"]["message"]
+
+
+def test_an_option_is_refused_as_soon_as_it_comes_again() -> None:
+    reader = Form(FORM_TYPE, max_items=4, limits=ItemLimits(max_bytes=100, max_pixels=100))
+    reader.feed(part("output", b"tokens"))
+    with pytest.raises(EncoderError, match="twice"):
+        reader.feed(part("output", b""))
 
 
 async def test_the_rest_of_a_refused_form_is_not_awaited(client: httpx.AsyncClient) -> None:

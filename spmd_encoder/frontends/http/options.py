@@ -59,7 +59,7 @@ def options_of(fields: Iterable[tuple[str, str]]) -> Options:
     given: dict[str, object] = {}
     for name, text in fields:
         if name in given:
-            raise _twice(name)
+            raise given_twice(name)
         given[name] = _json_value(text, name) if name in _JSON_OPTIONS else text
     return convert(given, Options)
 
@@ -89,7 +89,7 @@ def merged(query: Options, body: Options) -> Options:
     for name in OPTION_NAMES:
         in_query, in_body = getattr(query, name), getattr(body, name)
         if in_query is not None and in_body is not None:
-            raise _twice(name)
+            raise given_twice(name)
         fields[name] = in_body if in_query is None else in_query
     options = msgspec.convert(fields, Options)
     if options.request_id is not None:
@@ -110,5 +110,5 @@ def check_no_query(request: Request) -> None:
         raise EncoderError(ErrorCode.INVALID_REQUEST, "this route has no query parameters")
 
 
-def _twice(name: str) -> EncoderError:
+def given_twice(name: str) -> EncoderError:
     return EncoderError(ErrorCode.INVALID_REQUEST, f"`{name}` is given twice", param=name)
