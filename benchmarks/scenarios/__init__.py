@@ -25,5 +25,5 @@ _MODULES = (
     *(saturation, added_latency, overhead, fused, mixed_sizes, reuse),
     *(slow_download, burst, large_bodies, scaling, memory),
 )
-_ALL: tuple[Scenario[Any], ...] = tuple(module.SCENARIO for module in _MODULES)
+_ALL: tuple[Scenario[Any], ...] = (*(module.SCENARIO for module in _MODULES), saturation.LONG)
 SCENARIOS: Mapping[str, Scenario[Any]] = MappingProxyType({scenario.name: scenario for scenario in _ALL})

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import itertools
 import statistics
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.checkpoints import model_path
@@ -22,6 +25,8 @@ _BATCHES = (1, 2, 4, 8)
 _SIDES = {"qwen-1280": 168}
 _SIDE = 224
 _MIN_MEAN_BATCH = 4.0
+_MIN_RATIO = 0.97
+_LOOP = "scheduler_loop_cpu_seconds_total"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,21 +35,29 @@ class Options(Common):
     dp: tuple[int, ...] = (1, 2)
     clients: int = 32
     seconds: float = 3.5
+    pairs: int = 3
 
 
 @dataclass(frozen=True)
 class _Result:
-    """Items per second; the raw rates before and after the served run."""
+    """Items per second: raw, served, raw, served, ... raw. `loop_share`: of a processor, by a leader's loop thread."""
 
     batch: int
-    whole: tuple[float, float]
-    overlapped: tuple[float, float]
-    served: float
+    whole: Sequence[float]
+    overlapped: Sequence[float]
+    served: Sequence[float]
     mean_batch: float
+    loop_share: float
     cpu_ms: Mapping[str, float]
 
-    def over(self, raw: tuple[float, float]) -> float:
-        return self.served / statistics.mean(raw)
+    def over(self, raw: Sequence[float]) -> list[float]:
+        """Each served rate over the mean of the raw ones around it."""
+        around = [statistics.mean(pair) for pair in itertools.pairwise(raw)]
+        return [served / mean for served, mean in zip(self.served, around, strict=True)]
+
+    def again(self) -> list[float]:
+        """Equal things over each other."""
+        return [later / earlier for earlier, later in itertools.pairwise(self.whole)]
 
 
 def run(options: Options) -> Report:
@@ -58,19 +71,24 @@ def run(options: Options) -> Report:
     rows: list[Sequence[Cell]] = []
     for (tower, dp), r in results.items():
         where = f"{tower}, DP = {dp}"
+        target = None if tower == "tiny" else _MIN_RATIO
+        ratio = statistics.median(r.over(r.whole))
         checks += [
-            Check(name=f"{where}: served over raw", measured=r.over(r.whole)),
-            Check(name=f"{where}: served over raw, prepared beside", measured=r.over(r.overlapped)),
+            Check(name=f"{where}: served over raw", measured=ratio, target=target, at_least=True),
+            Check(name=f"{where}: served over raw, prepared beside", measured=statistics.median(r.over(r.overlapped))),
             Check(name=f"{where}: mean batch", measured=r.mean_batch, target=_MIN_MEAN_BATCH, at_least=True),
+            Check(name=f"{where}: a leader's loop, share of a processor", measured=r.loop_share),
         ]
-        again = r.whole[1] / r.whole[0]
-        rates = [statistics.mean(r.whole), statistics.mean(r.overlapped), r.served]
-        rows.append([where, r.batch, *rates, r.over(r.whole), r.over(r.overlapped), again, r.mean_batch])
-    columns = ["tower", "raw's batch", "raw /s", "raw prepared beside /s", "served /s", "served/raw"]
-    columns += ["served/prepared beside", "raw/raw", "mean batch"]
+        rates = [statistics.median(rates) for rates in (r.whole, r.overlapped, r.served)]
+        ranges = [_range(r.over(r.whole)), _range(r.again())]
+        rows.append([where, r.batch, *rates, ratio, *ranges, statistics.median(r.over(r.overlapped)), r.mean_batch])
+    columns = ["tower", "raw's batch", "raw /s", "raw prepared beside /s", "served /s", "served/raw", "its range"]
+    columns += ["raw/raw", "served/prepared beside", "mean batch"]
     bars = {
-        "served / raw": [(f"{t} DP{dp}", r.over(r.whole)) for (t, dp), r in results.items()],
-        "served / raw, prepared beside": [(f"{t} DP{dp}", r.over(r.overlapped)) for (t, dp), r in results.items()],
+        "served / raw": [(f"{t} DP{dp}", statistics.median(r.over(r.whole))) for (t, dp), r in results.items()],
+        "served / raw, prepared beside": [
+            (f"{t} DP{dp}", statistics.median(r.over(r.overlapped))) for (t, dp), r in results.items()
+        ],
     }
     figures: dict[str, Any] = {f"{t} dp={dp}": {"cpu_ms_per_item": dict(r.cpu_ms)} for (t, dp), r in results.items()}
     return Report(
@@ -96,35 +114,62 @@ def _measure(tower: str, dp: int, batch: int | None, options: Options) -> _Resul
         item_s = raw.first("whole", batch=batch, items=batch)["wall_s"] / batch
         items = batch * max(1, round(options.seconds / item_s / batch))
         raw.ask("overlapped", batch=batch, items=batch)
-        before = _raw(raw, batch, items)
         # The first and the last answers of the closed loop are not counted: two more batches of each replica.
         num_requests = options.clients + dp * max(2 * max(_BATCHES), items)
-        rate, mean, cpu_ms = _served(served, pictures, num_requests, options.clients)
-        after = _raw(raw, batch, items)
-    whole, overlapped = zip(before, after, strict=True)
-    return _Result(batch, whole, overlapped, rate, mean, cpu_ms)
+        asyncio.run(run_load(served.url, LoadPlan(pools=[pictures], clients=options.clients, num_requests=8)))
+        raw_rates, served_runs = [_raw(raw, batch, items)], []
+        for _ in range(options.pairs):
+            served_runs.append(_served(served, pictures, num_requests, options.clients))
+            raw_rates.append(_raw(raw, batch, items))
+    whole, overlapped = zip(*raw_rates, strict=True)
+    spent = collections.Counter[str]()
+    for run_ in served_runs:
+        spent.update(run_.spent)
+    number = num_requests * options.pairs
+    return _Result(
+        batch,
+        whole,
+        overlapped,
+        [run_.rate for run_ in served_runs],
+        mean_batch(sum((run_.batches for run_ in served_runs), collections.Counter())),
+        sum(run_.loop_s for run_ in served_runs) / sum(run_.wall_s for run_ in served_runs) / dp,
+        {role: round(1e3 * s / number, 3) for role, s in spent.items()},
+    )
 
 
 def _raw(raw: RawProcesses, batch: int, items: int) -> tuple[float, float]:
     return raw.rate("whole", batch=batch, items=items), raw.rate("overlapped", batch=batch, items=items)
 
 
-def _served(
-    served: World, pictures: Sequence[bytes], num_requests: int, clients: int
-) -> tuple[float, float, dict[str, float]]:
-    """(items per second, mean batch, CPU milliseconds per item by role)."""
-    plan = LoadPlan(pools=[pictures], clients=clients, num_requests=num_requests)
-    asyncio.run(run_load(served.url, replace(plan, num_requests=8)))
+@dataclass(frozen=True)
+class _Served:
+    """One run: items per second, forwards by size, CPU seconds by role and of the leaders' loops, seconds."""
+
+    rate: float
+    batches: collections.Counter[int]
+    spent: Mapping[str, float]
+    loop_s: float
+    wall_s: float
+
+
+def _served(served: World, pictures: Sequence[bytes], num_requests: int, clients: int) -> _Served:
     served.settle()
-    batches = served.batches()
+    batches, loop_s = served.batches(), served.metric(_LOOP)
+    began = time.perf_counter()
     with served.spending() as spent:
-        tally = asyncio.run(run_load(served.url, plan))
+        tally = asyncio.run(
+            run_load(served.url, LoadPlan(pools=[pictures], clients=clients, num_requests=num_requests))
+        )
+    wall_s = time.perf_counter() - began
     if tally.errors():
         raise RuntimeError(f"the server refused work: {tally.errors()}")
     served.settle()
-    cpu_ms = {role: round(1e3 * s / num_requests, 3) for role, s in spent.items()}
-    cpu_ms["load generator"] = round(1e3 * tally.own_cpu_s / num_requests, 3)
-    return replicas_rate(tally), mean_batch(served.batches() - batches), cpu_ms
+    spent["load generator"] = tally.own_cpu_s
+    return _Served(replicas_rate(tally), served.batches() - batches, spent, served.metric(_LOOP) - loop_s, wall_s)
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.3f} to {max(values):.3f}"
 
 
 def side_of(tower: str) -> int:
@@ -146,6 +191,13 @@ SCENARIO = Scenario(
     name="saturation",
     about="Throughput at 32 clients over the same tower's without a server, per thread; and the batches' mean size.",
     full=Options(),
-    quick=Options(towers=("tiny",), seconds=1.0),
+    quick=Options(towers=("tiny",), seconds=1.0, pairs=1),
+    run=run,
+)
+LONG = Scenario(
+    name="saturation-long",
+    about="The same for one real-size tower, in seven pairs of ten seconds each.",
+    full=Options(towers=("siglip-base",), seconds=10.0, pairs=7),
+    quick=Options(towers=("siglip-base",), dp=(1,), seconds=2.0, pairs=1),
     run=run,
 )

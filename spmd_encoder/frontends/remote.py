@@ -44,6 +44,9 @@ async def fetch_items(
     `reserve` accounts for bytes as they come. Hashing and reading headers happen in `pool`. Cancelling it ends all
     fetches.
     """
+    local = [source for source in sources if not isinstance(source, RemoteItem)]
+    if len(local) == len(sources):
+        return local
     loop = asyncio.get_running_loop()
 
     async def fetched(index: int, source: RemoteItem) -> ParsedItem:

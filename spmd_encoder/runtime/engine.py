@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,10 @@ from spmd_encoder.wire.preparing import Prepare
 from spmd_encoder.worker.encoder import ForwardResult, pinned
 from spmd_encoder.worker.faults import Faults
 from spmd_encoder.worker.worker import LeaderWorker
+
+# Batches up to this size are packed on the loop, which takes a millisecond at most: while the tower waits, a change of
+# threads costs more.
+_INLINE_BYTES = 2 * 2**20
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class TowerEngine:
     async def run(self, jobs: Sequence[Job], items: Sequence[Prepared]) -> BatchResult:
         features = [item.features for item in items if isinstance(item, PreparedItem)]
         shares = self._worker.shares([item.cost for item in features])
-        tensors = await asyncio.to_thread(self._pack, features, shares)
+        tensors = await self._packed(features, shares)
 
         def before() -> None:
             self._faults.before_forward(job.digest for job in jobs)
@@ -79,6 +83,14 @@ class TowerEngine:
 
         return await self._worker.execute(tensors, before=before, after=after)
 
+    async def _packed(
+        self, features: Sequence[Features], shares: Sequence[Sequence[int]]
+    ) -> Sequence[Mapping[str, Tensor]]:
+        size = sum(tensor.nbytes for item in features for tensor in item.tensors.values())
+        if size <= _INLINE_BYTES and not self._pins:
+            return self._pack(features, shares)
+        return await asyncio.to_thread(self._pack, features, shares)
+
     def _pack(self, features: Sequence[Features], shares: Sequence[Sequence[int]]) -> list[dict[str, Tensor]]:
         """The tensors of each shard."""
         packed = [self._adapter.pack([features[i] for i in share]) if share else {} for share in shares]
@@ -88,7 +100,7 @@ class TowerEngine:
         """A batch of the warm-up, whose size `flag` bounds. Raises StartupError where it shows that the model cannot be
         served like this."""
         shares = self._worker.shares([item.cost for item in features])
-        tensors = await asyncio.to_thread(self._pack, features, shares)
+        tensors = await self._packed(features, shares)
         kind = self._adapter.default_output
 
         def after(result: ForwardResult) -> list[EngineOutput | EncoderError]:

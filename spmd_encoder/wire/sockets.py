@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import zmq
 import zmq.asyncio
@@ -40,19 +40,58 @@ def new_context() -> Context:
     return context
 
 
+class _Mailbox:
+    """A plain ZMQ socket in the running loop, read by one task at a time; it costs less than `zmq.asyncio`'s.
+
+    Its descriptor only says that something has changed since the socket was last used, also by sending: the socket
+    itself must be asked then (zmq_getsockopt(3): ZMQ_FD, ZMQ_EVENTS).
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = int(socket.getsockopt(zmq.FD))
+        self._waiter: asyncio.Future[None] | None = None
+        self._loop.add_reader(self._descriptor, self._look)
+
+    async def receive(self) -> list[zmq.Frame]:
+        while True:
+            try:
+                return self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._waiter = self._loop.create_future()
+                await self._waiter
+
+    def send(self, frames: Sequence[bytes | memoryview]) -> None:
+        """Never blocks: nothing bounds how much waits for a peer. What cannot be sent is dropped."""
+        if self._socket.closed:
+            return
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            log.debug("message not sent: %s", error)
+        self._look()
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._descriptor)
+
+    def _look(self) -> None:
+        is_there = int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+        if is_there and self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
 class RouterSocket(Generic[M]):
     """Bound side; at most one per context, whose judge of secrets it is. Needs a running loop.
 
     A frame that is no message of `union` is reported by `receive` as WireError.
     """
 
-    def __init__(
-        self, context: zmq.asyncio.Context, union: Any, *, secret: str, path: Path | None = None, host: str = ""
-    ) -> None:
+    def __init__(self, context: Context, union: Any, *, secret: str, path: Path | None = None, host: str = "") -> None:
         self._gate = AsyncioAuthenticator(context, log=logging.getLogger("zmq.auth"))
         self._gate.start()
         self._gate.configure_plain(domain=_DOMAIN, passwords={_USER: secret})
-        self._socket = context.socket(zmq.ROUTER)
+        self._socket = _plain_socket(context, zmq.ROUTER)
         self._socket.setsockopt(zmq.PLAIN_SERVER, 1)
         self._socket.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
         # A peer that is gone must be an error here, not a silent drop; the window of jobs bounds the queue.
@@ -69,19 +108,21 @@ class RouterSocket(Generic[M]):
                 self._socket.setsockopt(zmq.IPV6, 1)
             self._socket.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._mailbox = _Mailbox(self._socket)
 
     async def receive(self) -> tuple[bytes, M, list[memoryview]]:
         """A peer's name, its message, and the frame that came with it, if one did."""
-        peer, header, *pieces = await self._socket.recv_multipart(copy=False)
+        peer, header, *pieces = await self._mailbox.receive()
         return peer.bytes, self._codec.decode(header.buffer), _joined(pieces)
 
     def send(self, peer: bytes, message: Message, frames: Frames = ()) -> None:
         """Never blocks. A message to a peer that has gone is dropped: whoever counts on it watches the peer."""
-        _send(self._socket, [peer, self._codec.encode(message), *frames])
+        self._mailbox.send([peer, self._codec.encode(message), *frames])
 
     def close(self) -> None:
         """Idempotent."""
         if not self._socket.closed:
+            self._mailbox.close()
             self._socket.close(linger=0)
             self._gate.stop()
 
@@ -89,8 +130,8 @@ class RouterSocket(Generic[M]):
 class DealerSocket(Generic[M]):
     """Connecting side, known to the ROUTER as `name`."""
 
-    def __init__(self, context: zmq.asyncio.Context, union: Any, *, secret: str, name: bytes, address: str) -> None:
-        self._socket = context.socket(zmq.DEALER)
+    def __init__(self, context: Context, union: Any, *, secret: str, name: bytes, address: str) -> None:
+        self._socket = _plain_socket(context, zmq.DEALER)
         self._socket.setsockopt_string(zmq.PLAIN_USERNAME, _USER)
         self._socket.setsockopt_string(zmq.PLAIN_PASSWORD, secret)
         self._socket.setsockopt(zmq.ROUTING_ID, name)
@@ -100,18 +141,28 @@ class DealerSocket(Generic[M]):
             self._socket.setsockopt(zmq.IPV6, 1)
         self._codec: Codec[M] = Codec(union)
         self._socket.connect(address)
+        self._mailbox = _Mailbox(self._socket)
 
     async def receive(self) -> tuple[M, list[memoryview]]:
-        header, *frames = await self._socket.recv_multipart(copy=False)
+        header, *frames = await self._mailbox.receive()
         return self._codec.decode(header.buffer), [frame.buffer for frame in frames]
 
     def send(self, message: Message, frames: Frames = ()) -> None:
         """At most one frame: the ROUTER puts pieces together and cannot tell whose they are."""
         assert len(frames) <= 1
-        _send(self._socket, [self._codec.encode(message), *(piece for frame in frames for piece in _pieces(frame))])
+        self._mailbox.send([self._codec.encode(message), *(piece for frame in frames for piece in _pieces(frame))])
 
     def close(self, linger_ms: int = 0) -> None:
-        self._socket.close(linger=linger_ms)
+        """Idempotent."""
+        if not self._socket.closed:
+            self._mailbox.close()
+            self._socket.close(linger=linger_ms)
+
+
+def _plain_socket(context: Context, kind: int) -> zmq.Socket[bytes]:
+    """One for a `_Mailbox`, in a context whose others are asyncio's: the judge of secrets has these."""
+    made: Any = context.socket(kind, socket_class=cast(Any, zmq.Socket))
+    return cast("zmq.Socket[bytes]", made)
 
 
 def _pieces(frame: bytes | memoryview) -> Frames:
@@ -126,14 +177,3 @@ def _joined(pieces: Sequence[zmq.Frame]) -> list[memoryview]:
     if len(pieces) > 1:
         return [memoryview(b"".join(piece.buffer for piece in pieces))]
     return [piece.buffer for piece in pieces]
-
-
-def _send(socket: zmq.asyncio.Socket, frames: list[bytes | memoryview]) -> None:
-    # pyzmq sends at once where it can and hands back a finished future; there is nothing to wait for.
-    sent = asyncio.ensure_future(socket.send_multipart(frames, copy=False))
-    sent.add_done_callback(_forget_unreachable)
-
-
-def _forget_unreachable(sent: asyncio.Future[Any]) -> None:
-    if not sent.cancelled() and (error := sent.exception()) is not None:
-        log.debug("message not sent: %s", error)

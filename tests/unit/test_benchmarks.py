@@ -203,7 +203,7 @@ def test_numbers_are_rounded_to_four_digits(value: Any, shown: Any) -> None:
 
 
 def test_scenarios_have_names_of_their_own_and_quick_measures_less() -> None:
-    assert len(SCENARIOS) == 11
+    assert len(SCENARIOS) == 12
     for name, scenario in SCENARIOS.items():
         assert scenario.name == name
         assert scenario.quick != scenario.full

@@ -64,9 +64,14 @@ def busy_pool(served: Served) -> Iterator[None]:
         until.set()
 
 
+# Smaller bodies need no thread.
+LARGE_FILE = picture_file(5) + bytes(100_000)
+LARGE = json.dumps({"items": [{"image": "data:image/png;base64," + base64.b64encode(LARGE_FILE).decode()}]}).encode()
+
+
 @pytest.mark.parametrize("kind", ["application/json", "image/png", "multipart/form-data; boundary=b"])
 async def test_what_waits_for_a_thread_is_dropped_when_its_client_goes(served: Served, kind: str) -> None:
-    body = {"a": GOOD, "i": picture_file(5), "m": form_of(picture_file(5))}[kind[0]]
+    body = {"a": LARGE, "i": LARGE_FILE, "m": form_of(LARGE_FILE)}[kind[0]]
     with busy_pool(served):
         wire = await served.connect()
         wire.send(post(body, f"Content-Type: {kind}"))
@@ -83,15 +88,22 @@ async def test_what_waits_for_a_thread_is_dropped_when_its_client_goes(served: S
     assert [request.request_id for request in served.service.seen] == ["next"]
 
 
+async def test_small_bodies_wait_for_no_thread(served: Served) -> None:
+    with busy_pool(served):
+        wire = await served.connect()
+        wire.send(post(GOOD))
+        assert (await wire.reply()).status == 200
+
+
 async def test_waiting_for_a_thread_is_part_of_the_requests_time() -> None:
     config = replace(CONFIG, limits=replace(CONFIG.limits, request_timeout_s=1.5))
     async with serve_fake(Timeouts(), config) as served:
         wire, late = await served.connect(), await served.connect()
         with busy_pool(served):
-            late.send(post(GOOD))
+            late.send(post(LARGE))
             reply = await late.reply()
             assert (reply.status, reply.code) == (504, "DEADLINE_EXCEEDED")
-            wire.send(post(GOOD))
+            wire.send(post(LARGE))
             await asyncio.sleep(0.5)
         assert (await wire.reply()).status == 200
         assert served.service.seen[-1].deadline_s is not None

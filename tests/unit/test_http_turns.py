@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from spmd_encoder.errors import ErrorCode
+from spmd_encoder.frontends.http.body import Timeouts
 from spmd_encoder.frontends.http.metrics import HttpMetrics
 from spmd_encoder.frontends.http.turns import _AT_ONCE, Turns
 from tests.harness.fake_service import FakeService
@@ -24,7 +25,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
-    async with serve_fake() as served:
+    async with serve_fake(Timeouts()) as served:
         yield served
 
 
@@ -97,7 +98,7 @@ def test_who_comes_when_too_many_wait_is_refused_in_the_words_of_his_protocol() 
 
 async def test_a_crowd_beyond_the_limit_is_answered_too() -> None:
     config = replace(CONFIG, limits=replace(CONFIG.limits, max_queued_items=20))
-    async with serve_fake(config=config) as served:
+    async with serve_fake(Timeouts(), config) as served:
         crowd = [await served.connect() for _ in range(300)]
         for wire in crowd:
             wire.send(post(GOOD) + HEALTH)

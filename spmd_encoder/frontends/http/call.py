@@ -29,6 +29,9 @@ from spmd_encoder.frontends.http.reply import HeldResponse
 from spmd_encoder.frontends.remote import fetch_and_encode
 
 T = TypeVar("T")
+# Bodies up to this size are read on the event loop: a change of threads costs more than most of them, and the worst
+# that is known (a header in thousands of pieces) takes some 10 ms.
+_INLINE_BYTES = 64 * 1024
 
 
 async def respond(request: Request, backend: Backend, handle: Callable[[Call], Awaitable[Rendered]]) -> Response:
@@ -71,12 +74,15 @@ class Call:
         timeouts = self.backend.timeouts
         return body_chunks(self.request, self.account, max_bytes=max_bytes, timeouts=timeouts, until=self._wanted)
 
-    async def read(self, job: Callable[[], T]) -> T:
-        """The result of `job`, which reads a body that is here, off the event loop and within the request's time.
+    async def read(self, job: Callable[[], T], num_bytes: int) -> T:
+        """The result of `job`, which reads a body of `num_bytes` that is here: off the event loop, but for small ones,
+        and within the request's time.
 
         It is dropped where it has not begun when the client disconnects or the time is over. Raises what `job` raises,
         and `EncoderError` CANCELLED or DEADLINE_EXCEEDED.
         """
+        if num_bytes <= _INLINE_BYTES:
+            return job()
         try:
             async with asyncio.timeout_at(self._time_is_over()):
                 return await unless_gone(self.backend.run(job), self.request.receive)
@@ -158,17 +164,30 @@ async def unless_gone(work: Coroutine[None, None, T], receive: Receive) -> T:
 
     Raises `EncoderError` CANCELLED then, else what `work` raises. The body must have been read before.
     """
-    task = asyncio.ensure_future(work)
+    caller = asyncio.current_task()
+    assert caller is not None
+    before = caller.cancelling()
     gone = asyncio.ensure_future(disconnected(receive))
+    is_over = has_gone = False
+
+    def hang_up(_: asyncio.Future[None]) -> None:
+        nonlocal has_gone
+        if not is_over:
+            has_gone = True
+            caller.cancel()
+
+    gone.add_done_callback(hang_up)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise EncoderError(ErrorCode.CANCELLED, "the client has gone")
+        return await work
+    except asyncio.CancelledError:
+        if has_gone and caller.cancelling() == before + 1:  # else somebody else cancels, too
+            raise EncoderError(ErrorCode.CANCELLED, "the client has gone") from None
+        raise
     finally:
-        task.cancel()
+        is_over = True
         gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        if has_gone:
+            caller.uncancel()
 
 
 def _first_error(items: Sequence[SourceItem]) -> EncoderError | None:

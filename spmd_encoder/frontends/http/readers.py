@@ -58,9 +58,9 @@ async def read_encode_request(call: Call) -> ParsedRequest:
 
 
 async def read_json(call: Call, parse: Callable[[bytearray], T]) -> T:
-    """What `parse` makes of the whole body, off the event loop."""
+    """What `parse` makes of the whole body."""
     body = await read_body(call.body())
-    return await call.read(partial(parse, body))
+    return await call.read(partial(parse, body), len(body))
 
 
 def _parse_json(body: bytearray, *, query: Options, max_items: int, limits: ItemLimits) -> ParsedRequest:
@@ -78,14 +78,15 @@ async def _read_form(call: Call, query: Options) -> ParsedRequest:
     backend = call.backend
     form = Form(call.request.headers["content-type"], max_items=backend.max_items, limits=backend.item_limits)
     block: list[bytes] = []
-    size = 0
+    size = total = 0
     async for chunk in call.body():
         block.append(chunk)
         size += len(chunk)
+        total += len(chunk)
         if size >= _BLOCK_BYTES:
             await backend.run(partial(form.feed, b"".join(block)))
             block, size = [], 0
-    items, options = await call.read(partial(form.finish, b"".join(block), query))
+    items, options = await call.read(partial(form.finish, b"".join(block), query), total)
     return ParsedRequest([*items], options)
 
 
@@ -97,4 +98,4 @@ async def _read_raw(call: Call, query: Options) -> ParsedRequest:
     modality = declared_modality(call.request) or guess_modality(data)
     options = query.sampling if modality is Modality.VIDEO else NO_OPTIONS
     read = partial(read_item, modality, data, limits, item_name(0), options)
-    return ParsedRequest([await call.read(read)], Options())
+    return ParsedRequest([await call.read(read, len(data))], Options())
