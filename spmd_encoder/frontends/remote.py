@@ -83,8 +83,8 @@ async def fetch_and_encode(
     """The outcomes of `items`, those that are URLs fetched first, all within `timeout_s`.
 
     Items that are bad by then are counted here. `check` may raise before anything is encoded; `fetched` is told how
-    many seconds the fetches took, if there were any. Raises `EncoderError` where the request as a whole fails:
-    DEADLINE_EXCEEDED, or what the service refuses.
+    many seconds the fetches took, if there were any, also where time was over meanwhile. Raises `EncoderError` where
+    the request as a whole fails: DEADLINE_EXCEEDED, or what the service refuses.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -94,8 +94,9 @@ async def fetch_and_encode(
             parsed = await fetch_items(items, fetcher, limits=limits, pool=pool, reserve=reserve, name=name)
     except TimeoutError:
         raise time_over("fetch") from None
-    if any(isinstance(item, RemoteItem) for item in items):
-        fetched(loop.time() - began)
+    finally:
+        if any(isinstance(item, RemoteItem) for item in items):
+            fetched(loop.time() - began)
     for item in parsed:
         if isinstance(item, EncoderError):
             service.item_refused(item.code)

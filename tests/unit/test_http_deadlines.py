@@ -133,6 +133,7 @@ async def test_over_while_it_is_fetched(client: httpx.AsyncClient, fetcher: Fake
     fetcher.gate.clear()
     reply = await client.post("/v1/encode", json=body(URL, picture(5)), headers={"x-request-timeout": "0.1"})
     assert stage(reply) == "fetch"
+    assert timing(reply)["fetch"] > 0
     assert fetcher.cancelled == [URL]
     assert service.seen == []
 
