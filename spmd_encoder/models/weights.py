@@ -106,7 +106,7 @@ def load_whole(
     shards = shard_keys(folder)
     with ExitStack() as files:
         # Names and renames do not depend on the dtype, which only the files can tell.
-        model = build_on_meta(cls, config, fallback_dtype)
+        model = _built(cls, config, folder, fallback_dtype)
         picked = _pick(model, folder, shards, kept, files)
         own = model.state_dict()
         floats = [piece for key, piece in picked.slices.items() if own[picked.names[key]].is_floating_point()]
@@ -124,6 +124,14 @@ def load_whole(
     model.train(False)
     model.requires_grad_(False)
     return model
+
+
+def _built(cls: type[ModelT], config: PreTrainedConfig, folder: Path, dtype: torch.dtype) -> ModelT:
+    try:
+        return build_on_meta(cls, config, dtype)
+    except Exception as error:  # whatever a model's code finds wrong with numbers that are the user's
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise StartupError(f"{folder}: transformers cannot build {cls.__name__} from config.json ({first})") from None
 
 
 def place(module: nn.Module, context: LoadContext) -> None:

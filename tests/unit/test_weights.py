@@ -354,3 +354,14 @@ def test_float16_is_refused_where_towers_overflow_in_it(tmp_path: Path) -> None:
 def test_shards_are_listed_without_an_index(qwen: Path) -> None:
     with safe_open(qwen / checkpoint.SINGLE, framework="pt") as file:
         assert set(checkpoint.shard_keys(qwen)[checkpoint.SINGLE]) == set(file.keys())
+
+
+def test_a_config_that_no_model_can_be_built_from_is_told_at_once(
+    qwen: Path, tmp_path: Path, context: LoadContext
+) -> None:
+    folder = shutil.copytree(qwen, tmp_path / "odd")
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"]["num_heads"] = 0
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StartupError, match=r"odd: transformers cannot build Qwen2_5_VL\w+ from config.json \(\w+"):
+        load_adapter(folder, context)
