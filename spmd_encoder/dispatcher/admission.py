@@ -30,7 +30,7 @@ class Admission:
         self._fleet = fleet
         self._ledger = ledger
         self._bytes = InflightBytes(limits.max_inflight_bytes)
-        self._pace = Pace()
+        self._pace = Pace(limits.request_timeout_s)
         self.started = False
         self.draining = False
 

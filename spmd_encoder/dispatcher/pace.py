@@ -11,10 +11,12 @@ LEAST_S, MOST_S = 1.0, 60.0
 class Pace:
     """Encoder tokens answered over the last seconds in which there was something to do.
 
-    Time without work says nothing of how fast the world is: a busy time knows nothing of those before it.
+    Time without work says nothing of how fast the world is: a busy time knows nothing of those before it. Nothing is in
+    hand for longer than `most_s`, however slow the first few answers were.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_s: float = MOST_S) -> None:
+        self._most_s = max(LEAST_S, min(MOST_S, most_s))
         self._answered: deque[tuple[float, int]] = deque()
         self._tokens = 0
         self._began = 0.0
@@ -36,7 +38,7 @@ class Pace:
         if not self._tokens:
             return LEAST_S
         elapsed_s = min(WINDOW_S, now - self._began)
-        return min(MOST_S, max(LEAST_S, tokens * elapsed_s / self._tokens))
+        return min(self._most_s, max(LEAST_S, tokens * elapsed_s / self._tokens))
 
     def _forget(self, now: float) -> None:
         while self._answered and now - self._answered[0][0] > WINDOW_S:

@@ -30,3 +30,10 @@ def test_time_without_work_does_not_make_a_burst_seem_slow() -> None:
     assert pace.wait_s(4000, 100.0) == LEAST_S, "nothing is known of this burst yet"
     pace.answered(400, 100.5)
     assert pace.wait_s(4000, 100.5) == 5.0, "400 tokens in half a second"
+
+
+def test_nothing_is_in_hand_for_longer_than_a_request_may_take() -> None:
+    for most_s, said_s in ((8.0, 8.0), (0.5, LEAST_S), (600.0, MOST_S)):
+        pace = Pace(most_s)
+        pace.answered(1, 1.0)
+        assert pace.wait_s(10**6, 1.0) == said_s
