@@ -15,9 +15,6 @@ from spmd_encoder.keeper.starter import child_starter
 from spmd_encoder.wire.messages import ChildSpec, PreparerSpec, StoreSpec, WorkerSpec, WriterSpec
 from spmd_encoder.wire.streams import Pipe
 
-# What computes leaves the processor to the keepers: those need little of it, but at once, to answer for all of them.
-_NICENESS = 5
-
 
 def run_child(sock: socket.socket) -> int:
     """Exit code of the process. The modules are imported by name: the keeper must never import torch."""
@@ -28,11 +25,9 @@ def run_child(sock: socket.socket) -> int:
         return 0
     match spec:
         case WorkerSpec():
-            os.nice(_NICENESS)
             starter = child_starter(Path(spec.run_dir), Config.from_json(spec.config).lifecycle)
             return int(importlib.import_module("spmd_encoder.runtime.compute").run_worker(spec, pipe, starter))
         case PreparerSpec():
-            os.nice(_NICENESS)
             return int(importlib.import_module("spmd_encoder.runtime.preparer").run_preparer(spec, sock))
         case StoreSpec():
             return int(importlib.import_module("spmd_encoder.distributed.store_host").host_store(spec, pipe))

@@ -5,7 +5,6 @@ An SGLang language server drops an encoder whose `/health` takes longer than two
 
 from __future__ import annotations
 
-import psutil
 import pytest
 
 from benchmarks.overload import measure, overload_world
@@ -28,9 +27,5 @@ def test_health_and_registrations_are_answered_at_three_times_the_load() -> None
         assert offered["registrations"].keys() <= {"200"}, measured
         assert offered["parts_without_message"] == offered["parts_with_two_messages"] == 0, measured
         info = world.info()
-        niceness = {role: psutil.Process(world.pid(role)).nice() for role in ("keeper", "worker", "preparer")}
-        assert niceness["keeper"] < min(niceness["worker"], niceness["preparer"]), (
-            "who answers goes before who computes"
-        )
         assert info["ready"]["ready"] and [replica["epoch"] for replica in info["replicas"]] == [0, 0]
         assert "Traceback" not in world.log(), world.log()[-4000:]
