@@ -342,7 +342,7 @@ def _check_room(wanted: int, in_hand: int, limit: int, what: str, flag: str) -> 
         raise EncoderError(
             ErrorCode.TOO_LARGE,
             f"the request has {wanted} {what}, more than the server ever takes at once ({flag} {limit}); send fewer "
-            "items in a request",
+            "or smaller items in a request",
         )
     if in_hand + wanted > limit:
         raise EncoderError(

@@ -46,13 +46,17 @@ def modalities_of(folder: Path) -> tuple[Modality, ...]:
 def served_modalities(adapter: FamilyAdapter) -> tuple[Modality, ...]:
     """Those of the family's that can be had here: with the checkpoint's settings, and with what is installed.
 
-    The log has the reason of each other one.
+    The log has the reason of each other one. Raises StartupError where none is left.
     """
     reasons = {**without_decoder(adapter.modalities), **adapter.preprocessor.not_served()}
     for modality in adapter.modalities:
         if modality in reasons:
             log.warning("no %s is offered: %s", modality, reasons[modality])
-    return tuple(modality for modality in adapter.modalities if modality not in reasons)
+    served = tuple(modality for modality in adapter.modalities if modality not in reasons)
+    if not served:
+        why = "; ".join(f"{modality}: {reasons[modality]}" for modality in adapter.modalities)
+        raise StartupError(f"nothing that this model takes can be had here: {why}")
+    return served
 
 
 def resolve_dtype(wanted: str, folder: Path) -> torch.dtype:

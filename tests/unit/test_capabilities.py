@@ -11,6 +11,7 @@ import pytest
 from PIL import features
 
 from spmd_encoder.api.types import Modality
+from spmd_encoder.errors import StartupError
 from spmd_encoder.media.capabilities import decoders, without_decoder
 from spmd_encoder.models import registry
 from spmd_encoder.models.base import FamilyAdapter, LoadContext
@@ -80,3 +81,10 @@ def test_sounds_and_films_are_not_offered_without_the_extra(
     for kind in ("audio", "video"):
         assert f"no {kind} is offered: " in caplog.text
     assert caplog.text.count("pip install 'spmd-encoder[media]'") == 2
+
+
+def test_a_model_of_sounds_alone_does_not_start_without_the_extra(
+    tmp_path: Path, context: LoadContext, no_pyav: None
+) -> None:
+    with pytest.raises(StartupError, match=r"nothing .*audio: PyAV .*spmd-encoder\[media\]"):
+        served_modalities(loaded("whisper", tmp_path, context))

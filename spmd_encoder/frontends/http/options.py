@@ -101,7 +101,7 @@ def _json_value(text: str, name: str) -> object:
     try:
         return decode_json(bytearray(text, "utf-8"), object)
     except (EncoderError, UnicodeEncodeError):
-        raise EncoderError(ErrorCode.INVALID_REQUEST, f"`{name}` is not JSON", param=name) from None
+        raise EncoderError(ErrorCode.INVALID_REQUEST, f"`{name}` is no JSON value", param=name) from None
 
 
 def check_no_query(request: Request) -> None:
