@@ -15,7 +15,6 @@ from typing import Any
 # Only a change of these changes what is measured; records are kept beside the benchmarks.
 _MEASURED = ("spmd_encoder", "benchmarks", "pyproject.toml", ":!benchmarks/results", ":!benchmarks/*.md")
 _ROOT = Path(__file__).parents[1]
-_QUIET_LOAD = 0.5
 _QUIET_SHARE = 0.05
 
 
@@ -57,7 +56,7 @@ class MachineWatch:
         now = self.start()
         elapsed_s = max(1e-9, now.clock_s - self.clock_s)
         others = ((now.busy_s - self.busy_s) - (now.own_s - self.own_s)) / elapsed_s / (os.cpu_count() or 1)
-        noise = noise_of(self.load, others)
+        noise = noise_of(others)
         return {
             "load_average_1_min": {"before": round(self.load, 2), "after": round(now.load, 2)},
             "others_share_of_cores": round(max(0.0, others), 3),
@@ -67,14 +66,10 @@ class MachineWatch:
         }
 
 
-def noise_of(load_before: float, others_share: float) -> list[str]:
-    """Why the machine was not quiet; empty where it was."""
-    found = []
-    if load_before > _QUIET_LOAD:
-        found.append(f"the load average was {load_before:.2f} before")
-    if others_share > _QUIET_SHARE:
-        found.append(f"other processes had {others_share:.0%} of the cores")
-    return found
+def noise_of(others_share: float) -> list[str]:
+    """Why the machine was not quiet; empty where it was. (The load average before says what the minute before was like,
+    in which another scenario may have run.)"""
+    return [f"other processes had {others_share:.0%} of the cores"] if others_share > _QUIET_SHARE else []
 
 
 def _busy_s() -> float:
