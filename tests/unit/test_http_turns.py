@@ -46,6 +46,16 @@ async def test_a_few_are_begun_in_each_turn_of_the_loop_in_order() -> None:
     assert begun[-1] == -1 and not len(turns)
 
 
+async def test_one_that_fails_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    turns, begun = Turns(100, FakeService(), HttpMetrics()), list[int]()
+    for number in range(2 * _AT_ONCE):
+        turns.wait(lambda number=number: begun.append(1 // number))  # type: ignore[misc]
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert len(begun) == 2 * _AT_ONCE - 1 and not len(turns)
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_only_what_brings_media_waits() -> None:
     assert [path for path in ("/v1/encode", "/v1/embeddings", "/encode") if not Turns.waits(path)] == []
     light = ("/health", "/health/live", "/health/ready", "/scheduler_receive_url", "/metrics", "/v1/models", "/none")

@@ -63,8 +63,10 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._go)
 
     def _go(self) -> None:
-        for _ in range(min(_AT_ONCE, len(self._waiting))):
-            self._waiting.popleft()()
-        self._is_going = bool(self._waiting)
-        if self._is_going:
-            asyncio.get_running_loop().call_soon(self._go)
+        try:
+            for _ in range(min(_AT_ONCE, len(self._waiting))):
+                self._waiting.popleft()()
+        finally:  # one that fails must not keep the others waiting for ever
+            self._is_going = bool(self._waiting)
+            if self._is_going:
+                asyncio.get_running_loop().call_soon(self._go)
