@@ -75,7 +75,8 @@ class Http:
             self._path(request_id), content=picture, headers={"content-type": "application/octet-stream"}
         )
         if reply.status_code != 200:
-            return f"{reply.status_code} {reply.json()['error']['code']}"
+            error = reply.json()["error"]
+            return f"{reply.status_code} {error['code']}: {error['message'][:120]}"
         entry: dict[str, Any] = reply.json()["data"][0]
         if entry["digest"] != "sha256:" + hashlib.sha256(picture).hexdigest():
             return "another picture's embedding"

@@ -16,7 +16,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from spmd_encoder.transports.base import Buffer, PushEndpoint
 
-_CONNECT_MS = 5000
+_CONNECT_MS = 10_000
 # A PUSH socket gets nothing but short commands. Without a limit, whoever is connected to could fill the memory.
 _MAX_RECEIVED_BYTES = 4096
 _KEEPALIVE = ((zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 10), (zmq.TCP_KEEPALIVE_INTVL, 5))
