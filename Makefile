@@ -15,7 +15,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test check pytest lint format format-check types imports readme protos sweep compat mooncake torchvision clean
+.PHONY: setup demo test check pytest lint format format-check types imports readme protos sweep fuzz compat mooncake torchvision clean
 
 setup: $(VENV)/.dev
 
@@ -56,6 +56,10 @@ protos: $(VENV)/.dev
 # Every size and length through every family, some minutes. `make pytest` does a part of it.
 sweep: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m sweep tests/property
+
+# New examples for the tests of properties, more of them, some minutes. `make pytest` takes the same ones each time.
+fuzz: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m 'hypothesis and not sweep' --hypothesis-profile fuzz tests/unit tests/property
 
 # SGLang's own receiver against this server: some 2.3 GB, some minutes. Not part of `make test`.
 compat: $(VENV)/.dev $(COMPAT_VENV)/.ready $(MOONCAKE_SITE)/.ready

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from spmd_encoder.models.base import LoadContext
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# The same examples in every run, so that no change fails by what another one's run would have found.
+settings.register_profile("fixed", deadline=None, derandomize=True)
+# New ones, and those that failed before: `make fuzz`.
+settings.register_profile("fuzz", deadline=None, max_examples=1000, print_blob=True)
+settings.load_profile("fixed")
 
 
 @pytest.fixture(scope="session")
