@@ -53,9 +53,9 @@ readme: $(VENV)/.dev
 protos: $(VENV)/.dev
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. spmd_encoder/frontends/grpc/protos/*.proto
 
-# Every size and length through every family, some minutes. `make pytest` does a part of it.
+# Every size and length through every family, and every family through a world, some minutes. `make pytest` does a part.
 sweep: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m sweep tests/property
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m sweep --dist loadfile tests/property tests/distributed/test_families.py
 
 # New examples for the tests of properties, more of them, some minutes. `make pytest` takes the same ones each time.
 fuzz: $(VENV)/.dev

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from PIL import Image
 
 from spmd_encoder.api.types import Modality
@@ -32,8 +33,6 @@ from tests.harness.world import World, noise_png, off_by
 Item = dict[str, Any]
 Values = np.ndarray[Any, Any]
 
-SHAPES = [(1, 1), (1, 2), (2, 2), (1, 3)]
-IN_EVERY_SHAPE = ("qwen2_5_vl", "siglip2", "qwen2_audio")
 SIZES = [(56, 56), (112, 84), (200, 60), (1, 1), (28, 300), (3, 2), (140, 140), (640, 480)]
 
 
@@ -43,24 +42,30 @@ class Wanted:
     outputs: dict[str, Values]
 
 
-def shapes_of(entry: FamilyEntry) -> list[tuple[int, int]]:
-    return SHAPES if entry.family in IN_EVERY_SHAPE else [(1, 2)]
-
-
-# To a world these are as others of their kind: `test_family.py` and `test_tp_equality.py` compare their numbers.
+# To a world these are as others of their kind: `test_family.py` and its like, and `test_tp_equality.py`, compare their
+# numbers, and `make sweep` serves them too.
 AS_OTHERS = {
-    *(*SAME_TOWER, "llava", "llava_onevision", "internvl", "gemma3", "paligemma", "idefics3", "glm4v", "qwen3_5"),
-    *("colpali", "colmodernvbert", "dinov3_convnext"),
+    *(*SAME_TOWER, "qwen2_vl", "qwen3_5", "glm4v"),
+    *("llava", "llava_next", "llava_onevision", "internvl", "gemma3", "paligemma", "idefics3"),
+    *("siglip", "dinov2_with_registers", "dinov3_vit", "dinov3_convnext", "colpali", "colmodernvbert"),
+    *("voxtral", "musicflamingo", "glmasr", "qwen3_asr"),
 }
-SERVED = [entry for entry in FAMILIES if entry.family not in AS_OTHERS]
-CASES = [(entry, shape, "weights") for entry in SERVED for shape in shapes_of(entry)] + [
-    (entry, (1, 3), "data") for entry in SERVED if entry.family in IN_EVERY_SHAPE
-]
+IN_SEVERAL_SHAPES = {"qwen2_5_vl", "siglip2", "qwen2_audio"}
+SHAPES = [(1, 1, "weights"), (1, 2, "weights"), (2, 2, "weights"), (1, 3, "weights"), (1, 3, "data")]
+"""Sizes of DP and TP, and what the ranks of a copy share out."""
 
 
-@pytest.fixture(
-    scope="module", params=CASES, ids=lambda case: f"{case[0].family}-dp{case[1][0]}tp{case[1][1]}-{case[2]}"
-)
+def cases() -> Iterator[ParameterSet]:
+    for entry in FAMILIES:
+        family = entry.family
+        shapes, always = (SHAPES, SHAPES[2::2]) if family in IN_SEVERAL_SHAPES else (SHAPES[1:2], SHAPES[1:2])
+        for dp, tp, mode in shapes:
+            is_first_of_kind = (dp, tp, mode) in always and family not in AS_OTHERS
+            marks = [] if is_first_of_kind else [pytest.mark.sweep]
+            yield pytest.param((entry, (dp, tp), mode), id=f"{family}-dp{dp}tp{tp}-{mode}", marks=marks)
+
+
+@pytest.fixture(scope="module", params=cases())
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, context: LoadContext
 ) -> Iterator[tuple[World, list[Wanted], float]]:
