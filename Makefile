@@ -70,10 +70,10 @@ compat: $(VENV)/.dev $(COMPAT_VENV)/.ready $(MOONCAKE_SITE)/.ready
 mooncake: $(VENV)/.dev $(MOONCAKE_SITE)/.ready
 	OMP_NUM_THREADS=1 MOONCAKE_SITE=$(abspath $(MOONCAKE_SITE)) $(BIN)/python -m pytest tests/distributed/test_mooncake.py
 
-# Films and pictures beside transformers' own processors, which need torchvision: 8 MB.
+# Films and pictures beside transformers' own processors, and films by these alone, which need torchvision: 8 MB.
 torchvision: $(VENV)/.dev $(TORCHVISION_SITE)/.ready
 	OMP_NUM_THREADS=1 TORCHVISION_SITE=$(abspath $(TORCHVISION_SITE)) $(BIN)/python -m pytest -p tests.compat.torchvision_site \
-	    tests/compat/test_video_processors.py tests/compat/test_image_processors.py
+	    tests/compat/test_video_processors.py tests/compat/test_image_processors.py tests/compat/test_fallback_films.py
 
 clean:
 	rm -rf $(VENV) $(COMPAT_VENV) $(MOONCAKE_SITE) $(TORCHVISION_SITE) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

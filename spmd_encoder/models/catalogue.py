@@ -329,7 +329,7 @@ CATALOGUE: tuple[FamilyFacts, ...] = (
 )
 
 FALLBACK = FamilyFacts(
-    name="Any other model of transformers with `get_image_features` or `get_audio_features`",
+    name="Any other model of transformers with `get_image_features`, `get_audio_features` or `get_video_features`",
     families=("fallback",),
     rows="what that method gives for the item",
     width="the same; levels of a deep stack beside each other",

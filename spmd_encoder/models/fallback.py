@@ -1,4 +1,4 @@
-"""Any further model of transformers that has `get_image_features` or `get_audio_features`: whole, item by item."""
+"""Any further model of transformers with `get_image_features` or its like for sounds or films: whole, item by item."""
 
 from __future__ import annotations
 

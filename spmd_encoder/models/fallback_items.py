@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -12,15 +12,17 @@ from PIL import Image
 from torch import Tensor
 
 from spmd_encoder.api.cost import CostTable
-from spmd_encoder.api.types import Modality
+from spmd_encoder.api.types import Detail, ItemOptions, Modality
 from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
-from spmd_encoder.media.base import Sound
+from spmd_encoder.media.base import Film, FilmInfo, Sound
 from spmd_encoder.media.memory import is_out_of_memory, out_of_memory
 from spmd_encoder.models import registry
 from spmd_encoder.models.audio import check_length
 from spmd_encoder.models.base import Features, Preprocessor
-from spmd_encoder.models.fallback_media import Pictures, Sounds
+from spmd_encoder.models.fallback_films import Films
+from spmd_encoder.models.fallback_media import PATCH, Pictures, Sounds
 from spmd_encoder.models.fallback_model import METHODS, FeatureModel, Outcome, UnknownModelError
+from spmd_encoder.models.video import sampled_fps
 
 PartT = TypeVar("PartT")
 
@@ -34,15 +36,18 @@ class FallbackPreprocessor(Preprocessor):
     item has one row, which is its vector."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises StartupError where neither pictures nor sounds can be served, with the reason of each."""
+        """Raises StartupError where no items of any kind can be served, with the reason of each."""
         self.model = FeatureModel(folder)
         self._why: dict[Modality, str] = {}
         model_type = self.model.config.model_type
         self._pictures = self._ready(Modality.IMAGE, lambda: Pictures(folder, model_type))
         self._sounds = self._ready(Modality.AUDIO, lambda: Sounds(folder, model_type))
+        by_pictures = "pixel_values" in self.model.takes(Modality.VIDEO)
+        self._films = self._ready(Modality.VIDEO, lambda: Films(folder, self.model.config, takes_pictures=by_pictures))
         self.sampling_rate = self._sounds.rate if self._sounds else 0
         self.kept = tuple(self.model.parts())
         found = {modality: self._try(modality) for modality in self.served}
+        self._refuse_other_widths({modality: found[modality][0].dim for modality in self.served})
         if not self.served:
             reasons = "; ".join(f"{modality}: {self._why[modality]}" for modality in self.model.methods())
             raise StartupError(
@@ -63,8 +68,12 @@ class FallbackPreprocessor(Preprocessor):
         return dict(self._why)
 
     def cost_table(self) -> CostTable:
-        table = self._pictures.cost_table() if self._pictures else CostTable()
-        return replace(table, audio=self._sounds.cost_table() if self._sounds else None)
+        table = self._pictures.cost_table() if self._pictures else CostTable(patch=PATCH)
+        return replace(
+            table,
+            audio=self._sounds.cost_table() if self._sounds else None,
+            video=self._films.cost_table() if self._films else None,
+        )
 
     def preprocess(self, image: Image.Image) -> Features:
         if self._pictures is None:
@@ -89,11 +98,30 @@ class FallbackPreprocessor(Preprocessor):
             raise _refused(what, error) from error
         return self._features(Modality.AUDIO, made, self._sounds.cost(made), what)
 
+    def choose_frames(self, info: FilmInfo, options: ItemOptions) -> Sequence[int]:
+        return super().choose_frames(info, options) if self._films is None else self._films.choose(info, options)
+
+    def preprocess_video(self, film: Film) -> Features:
+        if self._films is None:
+            return super().preprocess_video(film)
+        what = f"a film of {len(film.frames)} chosen frames of {film.info.width} x {film.info.height} pixels"
+        try:
+            made = self._films.made(film)
+        except EncoderError:
+            raise
+        except Exception as error:
+            raise _refused(what, error) from error
+        features = self._features(Modality.VIDEO, made, self._films.cost(made), what)
+        return replace(features, details=_details_of(film))
+
     def samples(self, modality: Modality) -> list[dict[str, Tensor]]:
         """What the processor makes of some items that any model should take."""
         if modality is Modality.IMAGE:
             assert self._pictures is not None
             return [self._pictures.made(Image.effect_noise(size, 64).convert("RGB")) for size in _SIZES]
+        if modality is Modality.VIDEO:
+            assert self._films is not None
+            return self._films.samples()
         assert self._sounds is not None
         noise = 0.1 * np.random.default_rng(0).standard_normal(int(max(_SECONDS) * self.sampling_rate), np.float32)
         cut = [noise[: int(seconds * self.sampling_rate)] for seconds in _SECONDS]
@@ -121,6 +149,13 @@ class FallbackPreprocessor(Preprocessor):
             self._why[modality] = f"its {METHODS[modality]} fails for a sample: {first_line(error)}"
         return []
 
+    def _refuse_other_widths(self, widths: Mapping[Modality, int]) -> None:
+        """One width is told for all items: the one of the first modality that is served."""
+        first = next(iter(widths), None)
+        for modality, width in widths.items():
+            if first is not None and width != widths[first]:
+                self._why[modality] = f"its rows have {width} values, where those of {first} items have {widths[first]}"
+
     def _features(self, modality: Modality, made: Mapping[str, Tensor], cost: int, what: str) -> Features:
         try:
             inputs = self.model.inputs(modality, made)
@@ -138,11 +173,21 @@ class FallbackPreprocessor(Preprocessor):
 
 def _grid_of(inputs: Mapping[str, Tensor]) -> tuple[int, int, int] | None:
     """Patches in time, high and wide, where the processor tells them as those of the Qwen-VL families do."""
-    grid = inputs.get("image_grid_thw")
+    grid = inputs.get("image_grid_thw", inputs.get("video_grid_thw"))
     if grid is None or grid.shape != (1, 3):
         return None
     t, h, w = grid[0].tolist()
     return t, h, w
+
+
+def _details_of(film: Film) -> dict[str, Detail]:
+    fps = film.info.fps or 1.0
+    return {
+        "num_frames": len(film.frames),
+        "sampled_fps": sampled_fps(film, fps),
+        "timestamps": [index / fps for index in film.indices],
+        "duration": film.info.seconds,
+    }
 
 
 def _lies_in(name: str, part: str) -> bool:

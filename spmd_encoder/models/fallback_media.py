@@ -23,13 +23,13 @@ from spmd_encoder.models.audio import LONGEST_S
 from spmd_encoder.models.picture import image_processor, run_processor
 from spmd_encoder.models.weights import from_folder
 
-_PATCH = 14
+PATCH = 14
 """Pictures are priced as if every model had patches of so many pixels."""
 _TOKENS_PER_S = 50.0
 """Sounds are priced as if every model had a row per 20 ms."""
 _SIZES = ((1, 1), (64, 64), (224, 224), (300, 200), (300, 400), (640, 480), (1000, 333), (1024, 1024), (2048, 2048))
 """Of pictures that tell how prices go with sizes: some models cut a small one into more tiles than a large one."""
-_MARGIN = 1.25
+MARGIN = 1.25
 _SHORT_S, _LONG_S = 1.0, 10.0
 _CUT_S = (61.0, 122.0)
 """Beyond the window of every extractor that has one; they cut longer sounds, or take them in several windows."""
@@ -41,14 +41,16 @@ class Pictures:
     def __init__(self, folder: Path, model_type: str) -> None:
         """Raises StartupError where it cannot be had without torchvision."""
         self._processor = image_processor(folder)
-        self._options = _defaults(model_type, "images_kwargs")
+        self._options = whole_defaults(model_type, "images_kwargs")
 
     def made(self, image: Image.Image) -> dict[str, Tensor]:
         """Its tensors for one picture. Raises EncoderError where it does not take it."""
-        return run_processor(self._processor, image, **self._options)
+        made = run_processor(self._processor, image, **self._options)
+        # An older name, which Video-LLaVA's processor alone still gives and no model's method wants.
+        return {name.replace("pixel_values_images", "pixel_values"): tensor for name, tensor in made.items()}
 
     def cost(self, made: Mapping[str, Tensor]) -> int:
-        return max(1, math.ceil(_values(made) / (3 * _PATCH**2)))
+        return max(1, math.ceil(values_of(made) / (3 * PATCH**2)))
 
     def cost_table(self) -> CostTable:
         return price_pictures(self._cost_of)
@@ -66,17 +68,17 @@ def price_pictures(cost_of: Callable[[tuple[int, int]], int | None]) -> CostTabl
     found = {size: cost for size in _SIZES if (cost := cost_of(size)) is not None}
     dearest = max(found.values(), default=1)
     if len(set(found.values())) <= 1:
-        return CostTable(patch=_PATCH, fixed_tokens=dearest)
+        return CostTable(patch=PATCH, fixed_tokens=dearest)
     width, height = max(found)
-    is_bounded = dearest * _PATCH**2 * _MARGIN < width * height
+    is_bounded = dearest * PATCH**2 * MARGIN < width * height
     by_area = CostTable(
-        patch=_PATCH,
-        min_pixels=min(found.values()) * _PATCH**2,
-        max_pixels=dearest * _PATCH**2 if is_bounded else 0,
+        patch=PATCH,
+        min_pixels=min(found.values()) * PATCH**2,
+        max_pixels=dearest * PATCH**2 if is_bounded else 0,
     )
-    if all(cost <= _MARGIN * by_area.image_tokens(*size) for size, cost in found.items()):
+    if all(cost <= MARGIN * by_area.image_tokens(*size) for size, cost in found.items()):
         return by_area
-    return CostTable(patch=_PATCH, fixed_tokens=dearest)
+    return CostTable(patch=PATCH, fixed_tokens=dearest)
 
 
 class Sounds:
@@ -86,7 +88,7 @@ class Sounds:
         """Raises StartupError where it cannot be had, and where it cuts sounds at a length that it does not tell."""
         extractor: Any = from_folder(AutoFeatureExtractor, folder)
         self._extractor = extractor
-        self._options = _defaults(model_type, "audio_kwargs")
+        self._options = whole_defaults(model_type, "audio_kwargs")
         if "return_attention_mask" in inspect.signature(self._extractor.__call__).parameters:
             self._options["return_attention_mask"] = True
         self.rate = int(self._extractor.sampling_rate)
@@ -96,10 +98,10 @@ class Sounds:
     def made(self, sound: Sound) -> dict[str, Tensor]:
         """Its tensors for one sound."""
         options = {**self._options, "sampling_rate": sound.rate, "return_tensors": "pt"}
-        return _tensors(self._extractor([sound.samples], **options))
+        return tensors_of(self._extractor([sound.samples], **options))
 
     def cost(self, made: Mapping[str, Tensor]) -> int:
-        return max(1, math.ceil(_values(made) / self._per_token))
+        return max(1, math.ceil(values_of(made) / self._per_token))
 
     def cost_table(self) -> AudioCost:
         least_s = self._size(_SHORT_S) / self._per_token / _TOKENS_PER_S
@@ -122,10 +124,10 @@ class Sounds:
 
     def _size(self, seconds: float) -> int:
         samples = 0.1 * np.random.default_rng(0).standard_normal(int(seconds * self.rate), np.float32)
-        return _values(self.made(Sound(samples=samples, rate=self.rate)))
+        return values_of(self.made(Sound(samples=samples, rate=self.rate)))
 
 
-def _defaults(model_type: str, kind: str) -> dict[str, Any]:
+def whole_defaults(model_type: str, kind: str) -> dict[str, Any]:
     """What the whole processor of the type calls its part with, unless it is asked for something else.
 
     The whole one is not made: it has a tokenizer, and often a video processor, which transformers has for torchvision
@@ -144,10 +146,10 @@ def _defaults(model_type: str, kind: str) -> dict[str, Any]:
     return {name: value for name, value in said.items() if name not in ("return_tensors", "sampling_rate", "device")}
 
 
-def _tensors(made: Mapping[str, Any]) -> dict[str, Tensor]:
+def tensors_of(made: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in made.items() if isinstance(tensor, torch.Tensor)}
 
 
-def _values(made: Mapping[str, Tensor]) -> int:
+def values_of(made: Mapping[str, Tensor]) -> int:
     """How many numbers the model takes of an item, masks and grids aside."""
     return max((tensor.numel() for tensor in made.values() if tensor.is_floating_point()), default=1)

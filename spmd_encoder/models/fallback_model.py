@@ -23,11 +23,14 @@ from spmd_encoder.models.fallback_shapes import ShapeRun
 from spmd_encoder.models.weights import build_on_meta, from_folder
 
 METHODS: Mapping[Modality, str] = MappingProxyType(
-    {Modality.IMAGE: "get_image_features", Modality.AUDIO: "get_audio_features"}
+    {
+        Modality.IMAGE: "get_image_features",
+        Modality.AUDIO: "get_audio_features",
+        Modality.VIDEO: "get_video_features",
+    }
 )
 _MASKS = ("attention_mask", "input_features_mask", "feature_attention_mask", "padding_mask", "input_values_mask")
 """Names of one and the same, the mask of what is no padding, in extractors and in models."""
-
 
 _REMEMBERED = 1000
 
@@ -58,6 +61,10 @@ class FeatureModel:
     def methods(self) -> tuple[Modality, ...]:
         """What the model has a method for."""
         return tuple(modality for modality in METHODS if _owner(self.model, modality) is not None)
+
+    def takes(self, modality: Modality) -> frozenset[str]:
+        """The names of what the model's method takes."""
+        return frozenset(_parameters(self.model, modality))
 
     def inputs(self, modality: Modality, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of what a processor made of one item that which the model's method takes, contiguous.

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-_METHOD = re.compile(r"^    def get_(image|audio)_features\(", re.MULTILINE)
+_METHOD = re.compile(r"^    def get_(image|audio|video)_features\(", re.MULTILINE)
 _PACKAGE = "transformers.models"
 
 
 def modeling_modules(model_type: str) -> tuple[str, ...]:
-    """The modules of transformers with a model of this type that has `get_image_features` or `get_audio_features`.
+    """The modules of transformers with a model of this type that has `get_image_features`, `get_audio_features` or
+    `get_video_features`.
 
     Empty where there is none, or no transformers.
     """

@@ -353,7 +353,6 @@ NOT_SERVED: tuple[tuple[str, str], ...] = (
     ("llama4", "transformers has its image processor for torchvision only"),
     ("kimi_k25", "transformers has its image processor for torchvision only"),
     ("minicpm_ocr", "transformers has its image processor for torchvision only"),
-    ("video_llava", "it has a tower for films beside the one for pictures, and one family has one tower here"),
     ("gemma3n", "transformers has its picture tower by way of timm, which needs torchvision"),
     ("granite_speech", "transformers has its feature extractor for torchaudio only"),
     ("phi4_multimodal", "a sound's rows depend on whether the prompt has pictures, too"),

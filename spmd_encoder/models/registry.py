@@ -26,6 +26,7 @@ FALLBACK = FamilyEntry(
         "transformers.models.auto.image_processing_auto",
         "transformers.models.auto.feature_extraction_auto",
         "transformers.models.auto.processing_auto",
+        "transformers.models.auto.video_processing_auto",
     ),
 )
 """What `find` gives for a type without a family, of which transformers may know enough."""
@@ -70,7 +71,7 @@ def find(model_type: str) -> FamilyEntry:
     if why is None:
         if modules := modeling_modules(model_type):
             return replace(FALLBACK, model_types=(model_type,), preload=(*FALLBACK.preload, *modules))
-        why = "transformers has no model of this type with get_image_features or get_audio_features"
+        why = "transformers has no model of this type with get_image_features, get_audio_features or get_video_features"
     raise StartupError(
         f"model type {model_type!r} is not supported here ({why}); supported are: {', '.join(supported_model_types())}"
     )

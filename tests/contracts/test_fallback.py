@@ -12,20 +12,21 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from spmd_encoder.api.types import MediaItem, Modality, OutputKind
+from spmd_encoder.api.types import ItemOptions, MediaItem, Modality, OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.media.base import Sound
+from spmd_encoder.media.base import Film, Sound
 from spmd_encoder.models.base import Features, LoadContext, TowerOutput
 from spmd_encoder.models.checkpoint import check_folder
 from spmd_encoder.models.fallback import FallbackAdapter
 from spmd_encoder.models.loading import load_adapter
-from tests.harness.clips import sound
-from tests.harness.fallback_families import STRANGERS, Stranger, WholeStranger
+from tests.harness.clips import film, only, sound
+from tests.harness.fallback_families import FRAMES, STRANGERS, Stranger, WholeStranger
 
 TOLERANCE = 1e-5
 SIZES = ((224, 224), (300, 200), (61, 340), (1, 1), (3, 2), (500, 40), (1, 200), (1500, 900))
 SECONDS = (0.1, 1.0, 0.37, 4.2)
-Item = Image.Image | Sound
+FILMS = ((8, 112, 112), (40, 320, 240), (5, 61, 90), (1, 200, 150))
+Item = Image.Image | Sound | Film
 
 
 class Case:
@@ -45,11 +46,18 @@ class Case:
         pictures = [photo.resize(size) for size in SIZES] if Modality.IMAGE in self.stranger.rows else []
         rate = self.adapter.preprocessor.sampling_rate
         sounds = [sound(seconds, rate) for seconds in SECONDS] if Modality.AUDIO in self.stranger.rows else []
-        return [*pictures, *sounds]
+        films = [film(*sizes) for sizes in FILMS] if Modality.VIDEO in self.stranger.rows else []
+        return [*pictures, *sounds, *films]
 
     def features(self, item: Item) -> Features:
         made = self.adapter.preprocessor
-        return made.preprocess(item) if isinstance(item, Image.Image) else made.preprocess_audio(item)
+        match item:
+            case Film():
+                return made.preprocess_video(only(item, made.choose_frames(item.info, ItemOptions())))
+            case Sound():
+                return made.preprocess_audio(item)
+            case _:
+                return made.preprocess(item)
 
     def run(self, items: list[Features]) -> list[TowerOutput]:
         with torch.inference_mode():
@@ -123,6 +131,9 @@ def test_the_price_from_the_header_is_not_below_the_real_cost(case: Case) -> Non
             if max(width, height) > 10 * min(width, height):
                 continue  # scaled up by some models, by more than a header tells
             media = MediaItem(modality=Modality.IMAGE, data=b"", digest="", width=width, height=height)
+        elif isinstance(item, Film):
+            width, height, seconds = item.info.width, item.info.height, item.info.seconds
+            media = MediaItem(modality=Modality.VIDEO, data=b"", digest="", width=width, height=height, seconds=seconds)
         else:
             seconds = len(item.samples) / item.rate
             media = MediaItem(modality=Modality.AUDIO, data=b"", digest="", seconds=seconds)
@@ -166,6 +177,28 @@ def test_every_sound_is_encoded_or_refused_with_the_reason(case: Case) -> None:
     assert longest is not None
     with pytest.raises(EncoderError, match="send it in pieces"):
         case.features(sound(longest.max_s + 0.1, rate))
+
+
+def test_every_film_is_encoded_or_refused_with_the_reason(case: Case) -> None:
+    if Modality.VIDEO not in case.stranger.rows:
+        with pytest.raises(EncoderError, match="takes no video items"):
+            case.features(film(4, 50, 50))
+        return
+    for sizes in ((1, 1, 1), (2, 3, 2), (7, 3, 300), (90, 1, 150), (2, 1500, 900)):
+        item = film(*sizes)
+        (out,) = case.run([case.features(item)])
+        assert close(out.tokens, case.whole.rows(item)), sizes
+    with pytest.raises(EncoderError, match="frames of 3 x 900 pixels cannot be encoded"):
+        case.features(film(2, 3, 900))
+    with pytest.raises(EncoderError, match=f"a film of 9 pictures cannot be encoded: this model takes {FRAMES}"):
+        case.adapter.preprocessor.preprocess_video(film(9, 50, 50))  # a list of pictures is taken as it is
+    with pytest.raises(EncoderError, match="no frame that could be decoded"):
+        case.adapter.preprocessor.preprocess_video(only(film(9, 50, 50), ()))
+    lost = only(film(40, 320, 240), (0, 5, 10))  # the others could not be decoded: those that are there, repeated
+    features = case.adapter.preprocessor.preprocess_video(lost)
+    assert features.details["num_frames"] == 3 and features.details["timestamps"] == [0.0, 0.2, 0.4]
+    (out,) = case.run([features])
+    assert close(out.tokens, case.whole.rows(lost))
 
 
 def test_half_precision_works(case: Case) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,23 @@ import pytest
 from PIL import Image
 
 from spmd_encoder.api.types import Modality
+from spmd_encoder.media.base import Film
 from spmd_encoder.models.fallback import FallbackAdapter
 from tests.harness import media
-from tests.harness.clips import sound
+from tests.harness.clips import film, sound
 from tests.harness.fallback_families import STRANGERS, WholeStranger
 from tests.harness.world import World, data_uri, noise_png, off_by, vector
 
 BY_NAME = {stranger.name: stranger for stranger in STRANGERS}
 RATE = 16_000
 SIZES = [(112, 84), (200, 60), (1, 1), (640, 480), (28, 300)]
-Wanted = list[tuple[dict[str, str], "np.ndarray[Any, Any]"]]
+Sent = dict[str, str] | dict[str, list[str]]
+Wanted = list[tuple[Sent, "np.ndarray[Any, Any]"]]
 
 
-@pytest.fixture(scope="module", params=[("gemma4", 2), ("video_llama_3", 1), ("metaclip_2", 1)], ids=lambda p: p[0])
+@pytest.fixture(
+    scope="module", params=[("gemma4", 2), ("video_llama_3", 1), ("metaclip_2", 1), ("xclip", 2)], ids=lambda p: p[0]
+)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[World, str, Wanted]]:
@@ -39,9 +44,16 @@ def served(
         world.start()
         whole = WholeStranger(stranger, folder)
         pictures = [noise_png(7 + n, *size) for n, size in enumerate(SIZES)]
-        wanted: Wanted = [({"image": data_uri(file)}, whole.rows(_decoded(file)).numpy()) for file in pictures]
+        wanted: Wanted = []
+        if Modality.IMAGE in stranger.rows:
+            wanted += [({"image": data_uri(file)}, whole.rows(_decoded(file)).numpy()) for file in pictures]
         if Modality.AUDIO in stranger.rows:
             wanted += [(_sound_item(seconds), whole.rows(_as_sent(seconds)).numpy()) for seconds in (0.5, 1.9, 0.3)]
+        if Modality.VIDEO in stranger.rows:
+            films = [[noise_png(50 * count + n, 90, 64) for n in range(count)] for count in (8, 3, 1, 5)]
+            wanted += [
+                ({"video": [data_uri(file) for file in files]}, whole.rows(_film(files)).numpy()) for files in films
+            ]
         yield world.wait_ready(replicas=1), name, wanted
 
 
@@ -54,11 +66,17 @@ def _sound_item(seconds: float) -> dict[str, str]:
     return {"audio": "data:;base64," + base64.b64encode(file).decode()}
 
 
+def _film(files: list[bytes]) -> Film:
+    """What a list of pictures is decoded to."""
+    frames = tuple(np.asarray(_decoded(file)) for file in files)
+    return replace(film(len(files), 90, 64), frames=frames)
+
+
 def _as_sent(seconds: float) -> Any:
     return sound(seconds, RATE)
 
 
-def encode(world: World, items: list[dict[str, str]]) -> list[np.ndarray[Any, Any]]:
+def encode(world: World, items: list[Sent]) -> list[np.ndarray[Any, Any]]:
     reply = world.http.post("/v1/encode", json={"items": items})
     assert reply.status_code == 200, reply.text[:500]
     return [vector(one) for one in reply.json()["data"]]
@@ -87,7 +105,9 @@ def test_everybody_is_told_that_it_is_the_fallback(served: tuple[World, str, Wan
 
 def test_what_cannot_be_encoded_is_the_caller_s_to_mend(served: tuple[World, str, Wanted]) -> None:
     world, name, wanted = served
-    items = [{"image": data_uri(noise_png(1, 1, 900))}, wanted[0][0]]
+    thin = data_uri(noise_png(1, 1, 900))
+    bad: Sent = {"image": thin} if Modality.IMAGE in BY_NAME[name].rows else {"video": [thin, thin]}
+    items = [bad, wanted[0][0]]
     if Modality.AUDIO not in BY_NAME[name].rows:
         items.append(_sound_item(0.5))
     found = world.http.post("/v1/encode", json={"items": items}).json()["data"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,16 @@ def film(num_frames: int, width: int, height: int, fps: float = 25.0) -> Film:
     info = FilmInfo(num_frames=num_frames, fps=fps, seconds=num_frames / fps, width=width, height=height)
     times = tuple(n / fps for n in range(num_frames))
     return Film(frames=frames, times=times, indices=tuple(range(num_frames)), info=info)
+
+
+def only(whole: Film, indices: Sequence[int]) -> Film:
+    """The film with these frames chosen."""
+    return dataclasses.replace(
+        whole,
+        frames=tuple(whole.frames[index] for index in indices),
+        times=tuple(whole.times[index] for index in indices),
+        indices=tuple(indices),
+    )
 
 
 def sound(seconds: float, rate: int) -> Sound:

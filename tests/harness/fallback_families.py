@@ -1,7 +1,8 @@
 """Tiny checkpoints of models that have no family here, and what transformers' whole model gives for an item of theirs.
 
 Among them are one of each kind: tiles, a picture's own grid, rows that are padded and masked, one vector, sounds cut by
-a mask, both pictures and sounds, buffers of the served dtype, and rows that are the language model's embeddings.
+a mask, both pictures and sounds, buffers of the served dtype, rows that are the language model's embeddings, and films
+whose frames an image processor takes.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from PIL import Image
 from torch import Tensor
 
 from spmd_encoder.api.types import Modality
-from spmd_encoder.media.base import Sound
+from spmd_encoder.media.base import Film, Sound
 from spmd_encoder.models.contrastive import TINY_TEXT, TINY_VISION
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.vision_language import TINY_LLAMA
@@ -36,6 +38,11 @@ def _pictures(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 
 def _sounds(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     rows: Tensor = model.get_audio_features(**inputs).pooler_output
+    return rows
+
+
+def _films(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    rows: Tensor = model.get_video_features(**inputs).pooler_output
     return rows
 
 
@@ -82,9 +89,14 @@ class WholeStranger:
     def parameters(self) -> list[Tensor]:
         return list(self._model.parameters())
 
-    def rows(self, item: Image.Image | Sound) -> Tensor:
-        """`[rows, dim]` of one item."""
-        if isinstance(item, Sound):
+    def rows(self, item: Image.Image | Sound | Film) -> Tensor:
+        """`[rows, dim]` of one item; of a film with all of its frames those that X-CLIP would take."""
+        if isinstance(item, Film):
+            modality = Modality.VIDEO
+            taken = np.linspace(0, len(item.frames), FRAMES, endpoint=False).astype(int)
+            frames = [Image.fromarray(item.frames[index]) for index in taken]
+            made = self._processors[modality](frames, return_tensors="pt")
+        elif isinstance(item, Sound):
             modality = Modality.AUDIO
             made = self._processors[modality]([item.samples], sampling_rate=item.rate, return_tensors="pt")
         else:
@@ -108,6 +120,8 @@ def _clip(side: int) -> Any:
 
 
 _SIGLIP = {**TINY_VISION, "model_type": "siglip_vision_model", "image_size": 112, "patch_size": 14}
+FRAMES = 8
+"""Of a film, that X-CLIP is made for."""
 _TENS = "ABCDEFGHIJ"
 """Chameleon spells its picture tokens' numbers so."""
 
@@ -225,5 +239,22 @@ STRANGERS = (
         },
         takes=("pixel_values", "image_position_ids", "input_features", "input_features_mask"),
         rows={Modality.IMAGE: _pictures, Modality.AUDIO: _masked_sounds},
+    ),
+    Stranger(
+        name="xclip",
+        cls="XCLIPModel",
+        config=lambda: models.XCLIPConfig(
+            text_config=TINY_TEXT,
+            vision_config={**TINY_VISION, "image_size": 112, "patch_size": 14, "num_frames": FRAMES,
+                           "mit_hidden_size": 32, "mit_intermediate_size": 64, "mit_num_hidden_layers": 1,
+                           "mit_num_attention_heads": 2},
+            projection_dim=32,
+        ),
+        processors=lambda: {
+            Modality.VIDEO: models.VideoMAEImageProcessorPil(size={"shortest_edge": 112}, crop_size=_square(112))
+        },
+        takes=("pixel_values",),
+        rows={Modality.VIDEO: _films},
+        pooled=True,
     ),
 )  # fmt: skip

@@ -42,7 +42,7 @@ def test_a_type_that_transformers_has_features_for_is_found(model_type: str, mod
     registry.preload(model_type)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "bert", "xclip", "no-such-model", "", "..", "auto"])
+@pytest.mark.parametrize("model_type", ["llama", "bert", "videomae", "no-such-model", "", "..", "auto"])
 def test_a_type_without_features_is_refused_before_anything_is_loaded(model_type: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     with pytest.raises(StartupError, match="has no model of this type with get_image_features") as caught:
