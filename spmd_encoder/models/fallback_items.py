@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 from PIL import Image
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
 from spmd_encoder.media.base import Film, FilmInfo, Sound
 from spmd_encoder.media.memory import is_out_of_memory, out_of_memory
 from spmd_encoder.models import registry
-from spmd_encoder.models.audio import check_length
+from spmd_encoder.models.audio import LONGEST_S, check_length
 from spmd_encoder.models.base import Features, Preprocessor
 from spmd_encoder.models.fallback_films import Films
 from spmd_encoder.models.fallback_media import PATCH, Pictures, Sounds
@@ -29,6 +29,10 @@ PartT = TypeVar("PartT")
 _SIZES = ((640, 480), (200, 300))
 _SECONDS = (5.0, 1.0)
 """Of the samples that tell at the start what a model gives."""
+_MEASURED_S = 10.0
+_STEEPEST = 4.0
+"""Times the work per second that a long sound may take of what a short one does, where no processor bounds it."""
+_LEAST_BOUND_S = 30.0
 
 
 class FallbackPreprocessor(Preprocessor):
@@ -123,9 +127,7 @@ class FallbackPreprocessor(Preprocessor):
             assert self._films is not None
             return self._films.samples()
         assert self._sounds is not None
-        noise = 0.1 * np.random.default_rng(0).standard_normal(int(max(_SECONDS) * self.sampling_rate), np.float32)
-        cut = [noise[: int(seconds * self.sampling_rate)] for seconds in _SECONDS]
-        return [self._sounds.made(Sound(samples=samples, rate=self.sampling_rate)) for samples in cut]
+        return [self._sounds.made_of_noise(seconds) for seconds in _SECONDS]
 
     def _ready(self, modality: Modality, make: Callable[[], PartT]) -> PartT | None:
         """One of the processors, unless it cannot be had or the model has no use for it."""
@@ -142,12 +144,31 @@ class FallbackPreprocessor(Preprocessor):
         """What the model gives for some samples. A modality for which it fails is not served."""
         model = self.model
         try:
+            if modality is Modality.AUDIO:
+                self._bound_sounds()
             return [model.outcome(modality, model.inputs(modality, made)) for made in self.samples(modality)]
         except UnknownModelError as error:
             self._why[modality] = str(error)
         except Exception as error:  # the model's own code may raise anything
             self._why[modality] = f"its {METHODS[modality]} fails for a sample: {first_line(error)}"
         return []
+
+    def _bound_sounds(self) -> None:
+        """Where attention over a whole sound makes the work per second grow with the length, bound the length.
+
+        The work on `t` seconds is `b * t + c * t**2`, of which two lengths tell both.
+        """
+        sounds = self._sounds
+        if sounds is None or sounds.max_s < LONGEST_S:
+            return
+        once, twice = (
+            self.model.work(Modality.AUDIO, self.model.inputs(Modality.AUDIO, sounds.made_of_noise(seconds)))
+            for seconds in (_MEASURED_S, 2 * _MEASURED_S)
+        )
+        c = (twice - 2 * once) / (2 * _MEASURED_S**2)
+        b = once / _MEASURED_S - c * _MEASURED_S
+        if c * LONGEST_S > (_STEEPEST - 1) * b:
+            sounds.max_s = max(_LEAST_BOUND_S, math.floor((_STEEPEST - 1) * b / c))
 
     def _refuse_other_widths(self, widths: Mapping[Modality, int]) -> None:
         """One width is told for all items: the one of the first modality that is served."""

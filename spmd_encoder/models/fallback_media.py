@@ -122,9 +122,13 @@ class Sounds:
             raise StartupError(f"{folder}: its feature extractor cuts long sounds, and does not say at which length")
         return samples / self.rate
 
-    def _size(self, seconds: float) -> int:
+    def made_of_noise(self, seconds: float) -> dict[str, Tensor]:
+        """Its tensors for a sound that any model should take."""
         samples = 0.1 * np.random.default_rng(0).standard_normal(int(seconds * self.rate), np.float32)
-        return values_of(self.made(Sound(samples=samples, rate=self.rate)))
+        return self.made(Sound(samples=samples, rate=self.rate))
+
+    def _size(self, seconds: float) -> int:
+        return values_of(self.made_of_noise(seconds))
 
 
 def whole_defaults(model_type: str, kind: str) -> dict[str, Any]:

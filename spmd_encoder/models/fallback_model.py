@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import AutoConfig
@@ -93,6 +94,13 @@ class FeatureModel:
                 rows, dim = encode(self.model, modality, inputs).shape
             self._known[key] = Outcome(rows=rows, dim=dim, touched=frozenset(run.touched))
         return self._known[key]
+
+    def work(self, modality: Modality, inputs: Mapping[str, Tensor]) -> int:
+        """Floating-point operations of `encode`, as far as they are in products of matrices."""
+        counter = FlopCounterMode(display=False)
+        with torch.inference_mode(), counter, ShapeRun(self.model):
+            encode(self.model, modality, inputs)
+        return counter.get_total_flops()
 
     def parts(self) -> list[str]:
         """Paths of the model's largest parts, towers and language models among them, and of its own parameters."""

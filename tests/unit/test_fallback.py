@@ -12,15 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from spmd_encoder.errors import StartupError
+from spmd_encoder.api.types import Modality
+from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
 from spmd_encoder.models import registry
 from spmd_encoder.models.base import LoadContext
 from spmd_encoder.models.checkpoint import SINGLE, resolve_checkpoint
+from spmd_encoder.models.fallback_items import FallbackPreprocessor
 from spmd_encoder.models.fallback_media import price_pictures
 from spmd_encoder.models.fallback_types import modeling_modules
 from spmd_encoder.models.loading import adapter_class, load_adapter, load_preprocessor
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.vision_language import TINY_LLAMA
+from tests.harness.clips import sound
+from tests.harness.fallback_families import STRANGERS
 
 models: Any = transformers
 
@@ -96,6 +100,23 @@ def test_a_model_that_draws_at_random_is_refused(tmp_path: Path, context: LoadCo
     write_random(models.VibeVoiceAsrForConditionalGeneration, config, extractor, tmp_path, seed=1)
     with pytest.raises(StartupError, match="gives other values each time"):
         load_adapter(tmp_path, context)
+
+
+def test_a_sound_is_not_so_long_that_attention_over_all_of_it_takes_most_of_the_work(tmp_path: Path) -> None:
+    next(one for one in STRANGERS if one.name == "omniasr").write(tmp_path)
+    made = load_preprocessor(tmp_path)
+    assert isinstance(made, FallbackPreprocessor)
+    longest = made.cost_table().audio
+    assert longest is not None and 30 <= longest.max_s < 100
+
+    def work_per_second(seconds: float) -> float:
+        inputs = made.preprocess_audio(sound(seconds, made.sampling_rate)).tensors
+        return made.model.work(Modality.AUDIO, inputs) / seconds
+
+    assert 3 <= work_per_second(longest.max_s) / work_per_second(0.5) <= 4.2
+    with pytest.raises(EncoderError, match="send it in pieces") as caught:
+        made.preprocess_audio(sound(longest.max_s + 1, made.sampling_rate))
+    assert caught.value.code is ErrorCode.TOO_LARGE
 
 
 def test_weights_that_are_missing_are_named(tmp_path: Path, context: LoadContext) -> None:
