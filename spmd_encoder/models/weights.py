@@ -107,6 +107,7 @@ def load_whole(
     with ExitStack() as files:
         # Names and renames do not depend on the dtype, which only the files can tell.
         model = _built(cls, config, folder, fallback_dtype)
+        _check_heads(model, folder, kept)
         picked = _pick(model, folder, shards, kept, files)
         own = model.state_dict()
         floats = [piece for key, piece in picked.slices.items() if own[picked.names[key]].is_floating_point()]
@@ -132,6 +133,25 @@ def _built(cls: type[ModelT], config: PreTrainedConfig, folder: Path, dtype: tor
     except Exception as error:  # whatever a model's code finds wrong with numbers that are the user's
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise StartupError(f"{folder}: transformers cannot build {cls.__name__} from config.json ({first})") from None
+
+
+def _check_heads(model: PreTrainedModel, folder: Path, kept: _Kept) -> None:
+    """Raises StartupError for heads that do not divide an attention's width: some models find out only as they run."""
+    for name, module in model.named_modules():
+        heads, width = getattr(module, "num_heads", None), _query_width(module)
+        if isinstance(heads, int) and heads and width % heads and name in kept:
+            raise StartupError(
+                f"{folder}: config.json asks for {heads} heads in {name}, whose {width} values they do not divide"
+            )
+
+
+def _query_width(module: nn.Module) -> int:
+    """Values of all heads' queries together; 0 where the module has none that are known."""
+    for name, share in (("q_proj", 1), ("q", 1), ("qkv", 3)):
+        layer = getattr(module, name, None)
+        if isinstance(layer, nn.Linear) and (share == 1 or layer.out_features == share * layer.in_features):
+            return layer.out_features // share
+    return 0
 
 
 def place(module: nn.Module, context: LoadContext) -> None:

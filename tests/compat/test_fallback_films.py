@@ -253,7 +253,7 @@ def test_a_world_serves_films(case: Case) -> None:
     sizes = ("--tp-size", "2", "--mm-encoder-tp-mode", "data", "--cache-bytes", "0")
     lists = [[noise_png(9 * count + n, 90, 64) for n in range(count)] for count in (4, 3, 1)]
     flat = np.full((48, 64, 3), 90, np.uint8)
-    noisy = [np.asarray(Image.effect_noise((64, 48), 99).convert("RGB"))] * 60
+    noisy = [np.asarray(Image.effect_noise((64, 48), 99).convert("RGB")) for _ in range(60)]
     file, whole = media.film("mp4", "libx264", [flat] * 60), media.film("matroska", "libx264", noisy)
     with World("--model-path", str(case.folder), *sizes, nproc=2, env={"PYTHONPATH": path}) as world:
         world.start().wait_ready(replicas=1)

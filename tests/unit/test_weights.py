@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from spmd_encoder.models import checkpoint, registry
 from spmd_encoder.models.base import LoadContext
 from spmd_encoder.models.checkpoint import check_folder, resolve_checkpoint
 from spmd_encoder.models.dinov2 import Dinov2Adapter
-from spmd_encoder.models.loading import load_adapter, resolve_dtype
+from spmd_encoder.models.loading import adapter_class, load_adapter, resolve_dtype
 from spmd_encoder.models.qwen2_5_vl import Qwen25VLAdapter
 
 
@@ -317,3 +318,23 @@ def test_a_config_that_no_model_can_be_built_from_is_told_at_once(
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(StartupError, match=r"odd: transformers cannot build Qwen2_5_VL\w+ from config.json \(\w+"):
         load_adapter(folder, context)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_5_omni", "glm4v", "mistral3", "dinov3_vit", "colqwen2"])
+def test_heads_that_do_not_divide_the_width_are_told_at_once(family: str, tmp_path: Path, context: LoadContext) -> None:
+    adapter_class(registry.find(family)).tiny_checkpoint(tmp_path, seed=3)
+    config = json.loads((tmp_path / "config.json").read_text())
+    part = next(part for part in _parts(config) if "hidden_size" in part or "embed_dim" in part)
+    part["num_heads" if "num_heads" in part else "num_attention_heads"] = 5
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StartupError, match=r"config.json asks for 5 heads in \S+, whose \d+ values they do not divide"):
+        load_adapter(tmp_path, context)
+
+
+def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The settings of the tower for pictures, however deep they lie, or else all of them."""
+    inner = [config.get(name) for name in ("thinker_config", "vlm_config", "vision_config")]
+    for one in inner:
+        if isinstance(one, dict):
+            yield from _parts(one)
+    yield config
