@@ -31,7 +31,7 @@ KINDS = {
         "property/test_sweep_pictures.py::test_long_and_large_sizes",
         "property/test_sweep_pictures.py::test_any_size",
         "property/test_sweep_pictures.py::test_every_small_size",
-        "distributed/test_sizes.py::test_all_small_sizes",
+        "distributed/test_sizes.py::test_small_sizes",
     ],
     "a size or number of frames that nobody tried": [
         "property/test_sweep_films.py::test_numbers_of_frames_and_sizes",

@@ -16,6 +16,7 @@ from PIL import Image
 
 from spmd_encoder.client import AsyncClient, ChunkLimits
 from spmd_encoder.config import Config
+from tests.harness import raw_http
 from tests.harness.families import WholeModel
 from tests.harness.web import Exchange, web
 from tests.harness.world import World, noise_png, off_by, vector
@@ -52,10 +53,8 @@ def limited(dinov2_tiny: Path) -> Iterator[World]:
 
 async def burst(world: World, files: list[bytes]) -> list[httpx.Response]:
     """All at once, each on a connection of its own."""
-    headers = {"content-type": "image/png"}
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=world.url, timeout=300, limits=limits) as client:
-        return await asyncio.gather(*(client.post("/v1/encode", content=file, headers=headers) for file in files))
+    headers = {"Content-Type": "image/png"}
+    return await asyncio.gather(*(raw_http.post(world.port, "/v1/encode", file, headers) for file in files))
 
 
 def measured(world: World, name: str) -> int:
@@ -90,9 +89,9 @@ async def test_with_the_clients_retries_all_are_answered(limited: World) -> None
     before = num_refused(limited)
     one_each = ChunkLimits(items=1)
     async with AsyncClient(limited.url, concurrency=2 * LIMIT, limits=one_each, timeout_s=300) as client:
-        results = await client.encode(pictures(2 * BURST))
-    assert len(results) == BURST
-    assert len({result.digest for result in results}) == BURST
+        results = await client.encode(pictures(2 * BURST, 4 * LIMIT))
+    assert len(results) == 4 * LIMIT
+    assert len({result.digest for result in results}) == 4 * LIMIT
     assert num_refused(limited) > before, "there was something to try again"
 
 

@@ -1,4 +1,4 @@
-"""TP = 2, 3, 4 under a real torchrun give the numbers of transformers' whole model, for every family.
+"""TP = 3, 4 (2: `make sweep`) under a real torchrun give the numbers of transformers' whole model, for each family.
 
 The file is its own program: torchrun runs it on every rank, once per size, over all checkpoints.
 """
@@ -48,7 +48,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[st
     return root, write_checkpoints(root)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+# Worlds of two ranks compare one family of each kind: `test_families.py`.
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.sweep), 3, 4])
 def test_split_towers_equal_whole_ones(checkpoints: tuple[Path, list[str]], tmp_path: Path, size: int) -> None:
     root, names = checkpoints
     # Towers that several families have are cut for all of them at one size only.

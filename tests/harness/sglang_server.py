@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from spmd_encoder.api.types import Embedding, MediaItem, OutputKind
 from spmd_encoder.config import Config
 from spmd_encoder.frontends.http.server import HttpFrontEnd
+from tests.harness import raw_http
 from tests.harness.fake_service import FakeService, picture
 from tests.harness.sglang_receiver import Message, Receiver
 from tests.harness.sglang_receiver import Modality as TheirModality
@@ -48,17 +49,11 @@ class Served:
     http: httpx.AsyncClient
     front_end: HttpFrontEnd
 
-    async def post(self, path: str, body: dict[str, Any], headers: str = "") -> httpx.Response:
-        """On a connection of its own: httpx's pool takes seconds to find one among a thousand."""
-        raw = json.dumps(body).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.http.base_url.port)
-        try:
-            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
-            writer.write(f"{head}{headers}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
-            top, _, rest = (await reader.read()).partition(b"\r\n\r\n")
-        finally:
-            writer.close()
-        return httpx.Response(int(top.split()[1]), content=rest)
+    async def post(self, path: str, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> httpx.Response:
+        fields = {"Content-Type": "application/json", **(headers or {})}
+        port = self.http.base_url.port
+        assert port is not None
+        return await raw_http.post(port, path, json.dumps(body).encode(), fields)
 
     async def encode(
         self, req_id: str = "r_local_part_0", *items: Any, wait_s: str | None = None, **fields: Any
@@ -76,7 +71,7 @@ class Served:
             "time_stats_json": None,
             **fields,
         }
-        return await self.post("/encode", body, "" if wait_s is None else f"X-Request-Timeout: {wait_s}\r\n")
+        return await self.post("/encode", body, {} if wait_s is None else {"X-Request-Timeout": wait_s})
 
     async def register(self, receiver: Receiver, req_id: str = "r_local_part_0", count: int = 1) -> httpx.Response:
         body = {"req_id": req_id, "receive_count": count, "receive_url": receiver.url, "modality": "IMAGE"}
