@@ -114,7 +114,7 @@ def test_ranks_that_disagree_say_so(qwen_tiny: Path, tmp_path: Path) -> None:
         at = command.index("spmd_encoder")
         world.commands[0] = [*command[: at - 1], str(script), *command[at + 1 :]]
         world.start()
-        world.wait_end(60)
+        world.wait_end()
         said = "the ranks disagree on --max-batch-items: rank 0 has 8, rank 1 has 3"
         assert said in world.log(), world.log()[-3000:]
 
@@ -126,7 +126,7 @@ def test_a_model_that_cannot_load_ends_the_world_with_its_reason(qwen_tiny: Path
     shard.write_bytes(shard.read_bytes()[:100])
     with World("--model-path", str(broken), nproc=2) as world:
         world.start()
-        world.wait_end(60)
+        world.wait_end()
         assert shard.name in world.log()
         assert set(world.exit_codes().values()) <= {1}
         world.assert_nothing_left()
@@ -162,16 +162,16 @@ def test_a_worker_that_dies_in_the_start_sends_all_through_a_new_roll_call(qwen_
 # -- restarts
 
 
-@pytest.mark.parametrize("victim", [0, 3], ids=["elected", "other"])
-def test_a_killed_keeper_is_recovered_by_torchrun(qwen_tiny: Path, victim: int) -> None:
+def test_killed_keepers_are_recovered_by_torchrun(qwen_tiny: Path) -> None:
+    """The elected one, another one, and the elected one again."""
     want = QwenReference(qwen_tiny).tokens(PICTURE)
     flags = ("--model-path", str(qwen_tiny), "--tp-size", "2")
     with World(*flags, nproc=4, torchrun_flags=("--max-restarts", "3")) as world:
         world.start().wait_ready(replicas=2)
-        for _ in range(2):
+        for victim in (0, 3, 0):
             old = {p["pid"] for p in world.info()["processes"]}
             os.kill(world.pid("keeper", victim), signal.SIGKILL)
-            world.wait_for("a new world", partial(_all_new, world, old), 90)
+            world.wait_for("a new world", partial(_all_new, world, old))
             world.note_processes()
             assert off_by(world.encode([PICTURE])[0], want) <= 1e-5
         world.terminate()
@@ -194,7 +194,7 @@ def test_two_agents_start_serve_and_recover(qwen_tiny: Path) -> None:
             assert off_by(got, want) <= 1e-5
         old = {p["pid"] for p in world.info()["processes"]}
         os.kill(world.pid("keeper", 3), signal.SIGKILL)
-        world.wait_for("a new world", partial(_all_new, world, old), 120)
+        world.wait_for("a new world", partial(_all_new, world, old))
         world.note_processes()
         for got in world.encode([PICTURE] * 4):
             assert off_by(got, want) <= 1e-5
@@ -253,7 +253,7 @@ def test_sigterm_during_the_start(qwen_tiny: Path) -> None:
         world.wait_for("live", lambda: world.http.get("/health/live").status_code == 200)
         world.note_processes()
         world.terminate()
-        assert world.wait_end(10) == [0]
+        assert world.wait_end() == [0]
         world.assert_nothing_left()
 
 
@@ -275,7 +275,7 @@ def test_a_second_signal_ends_at_once(qwen_tiny: Path) -> None:
         time.sleep(2.5)
         assert world.launcher.poll() is None, "it waits for what was accepted"
         world.terminate()
-        assert world.wait_end(5) == [128 + signal.SIGTERM]
+        assert world.wait_end() == [128 + signal.SIGTERM]
         request.kill()
         request.wait()
         world.assert_nothing_left()
@@ -293,7 +293,7 @@ def test_a_nursery_that_dies_three_times_in_a_minute_ends_the_rank(qwen_tiny: Pa
             # As soon as it is there, ready or not: three deaths must fall into one minute.
             old = world.wait_for("another nursery", partial(_other_nursery, world, old))
             os.kill(old, signal.SIGKILL)
-        assert world.wait_end(20) == [4]
+        assert world.wait_end() == [4]
         assert "the nursery died 3 times within 60 s" in world.log()
         world.assert_nothing_left()
 

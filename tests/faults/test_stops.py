@@ -11,6 +11,8 @@ from tests.harness.reference import QwenReference
 from tests.harness.world import World, noise_png, off_by
 
 PICTURE = noise_png(1, 84, 70)
+PAUSE_S = 11.0
+"""Longer than a keeper may be silent, which is three times `--stall-timeout-s`."""
 
 
 def test_a_stopped_nursery_is_replaced_and_its_node_heals(qwen_tiny: Path) -> None:
@@ -28,7 +30,7 @@ def test_a_stopped_nursery_is_replaced_and_its_node_heals(qwen_tiny: Path) -> No
 
 
 def test_a_stopped_keeper_costs_its_replica_until_it_goes_on(qwen_tiny: Path) -> None:
-    with World("--model-path", str(qwen_tiny), "--stall-timeout-s", "1", nproc=2) as world:
+    with World("--model-path", str(qwen_tiny), "--stall-timeout-s", "3", nproc=2) as world:
         world.start().wait_ready(replicas=2)
         keeper = world.pid("keeper", 1)
         os.kill(keeper, signal.SIGSTOP)
@@ -44,11 +46,11 @@ def test_a_stopped_keeper_costs_its_replica_until_it_goes_on(qwen_tiny: Path) ->
 
 
 def test_a_stopped_dispatcher_blames_nobody_when_it_goes_on(qwen_tiny: Path) -> None:
-    with World("--model-path", str(qwen_tiny), "--stall-timeout-s", "1", nproc=2) as world:
+    with World("--model-path", str(qwen_tiny), "--stall-timeout-s", "3", nproc=2) as world:
         world.start().wait_ready(replicas=2)
         keeper = world.pid("keeper", 0)
         os.kill(keeper, signal.SIGSTOP)
-        time.sleep(6)
+        time.sleep(PAUSE_S)
         os.kill(keeper, signal.SIGCONT)
         assert len(world.encode([PICTURE] * 4)) == 4
         assert "this process stood still" in world.log()
@@ -73,11 +75,11 @@ def test_a_world_of_one_survives_its_store(qwen_tiny: Path) -> None:
 
 def test_a_frozen_world_blames_nobody_when_it_goes_on(qwen_tiny: Path) -> None:
     """All processes at once, as a container that is paused or a machine that is suspended."""
-    with World("--model-path", str(qwen_tiny), "--stall-timeout-s", "1", nproc=3) as world:
+    with World("--model-path", str(qwen_tiny), "--stall-timeout-s", "3", nproc=3) as world:
         world.start().wait_ready(replicas=3)
         world.note_processes()
         alive = [seen.pid for seen in world.seen if seen.alive() and seen.pid != world.launcher.pid]
-        for sig, pause_s in ((signal.SIGSTOP, 6.0), (signal.SIGCONT, 0.0)):
+        for sig, pause_s in ((signal.SIGSTOP, PAUSE_S), (signal.SIGCONT, 0.0)):
             for pid in alive:
                 os.kill(pid, sig)
             time.sleep(pause_s)
@@ -87,8 +89,8 @@ def test_a_frozen_world_blames_nobody_when_it_goes_on(qwen_tiny: Path) -> None:
 
 
 def test_a_worker_that_is_stopped_before_the_world_is_formed_is_replaced(qwen_tiny: Path) -> None:
-    with World("--model-path", str(qwen_tiny), "--load-timeout-s", "6", nproc=2) as world:
+    with World("--model-path", str(qwen_tiny), "--load-timeout-s", "15", nproc=2) as world:
         world.start()
         os.kill(world.wait_for("a worker", lambda: world.find("worker rank=1")), signal.SIGSTOP)
         world.wait_ready(replicas=2)
-        assert "the worker gave no sign of life for 6 s" in world.log()
+        assert "the worker gave no sign of life for 15 s" in world.log()

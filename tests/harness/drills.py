@@ -36,7 +36,7 @@ def drill_world(folder: Path, faults: Mapping[bytes, str], worker_start: str) ->
     flags = (
         *("--model-path", str(folder), "--tp-size", "2", "--worker-start", worker_start),
         # Spawned workers import for seconds, and keep the cores from those that run.
-        *("--stall-timeout-s", "4" if worker_start == "fork" else "8"),
+        *("--stall-timeout-s", "6" if worker_start == "fork" else "10"),
         *("--batch-timeout-s", "6", "--preprocess-timeout-s", "3"),
         *("--cache-bytes", "0"),  # every answer is to go through the tower
     )
@@ -53,7 +53,7 @@ def wait_healed(world: World, least: Sequence[int]) -> None:
         replicas = world.info()["replicas"]
         return all(r["state"] == "ready" and r["epoch"] >= e for r, e in zip(replicas, least, strict=True))
 
-    world.wait_for(f"epochs {least}", healed, 60)
+    world.wait_for(f"epochs {least}", healed)
 
 
 def worker_falls(world: World, pictures: list[bytes], expected: Expected, rank: int, sig: int) -> None:

@@ -25,6 +25,8 @@ import numpy as np
 import psutil
 from PIL import Image
 
+STALL_S = 15
+"""A busy machine keeps processes waiting, which is no stall; tests that look for stalls have limits of their own."""
 ENDS = re.compile(r"rank (\d+) ends with exit code (\d+)")
 DTYPES = {"float32": np.float32, "float16": np.float16}
 
@@ -101,7 +103,8 @@ class World:
         # A temporary folder of its own shows whatever the world leaves behind.
         self.tmp = self.folder / "t"
         self.tmp.mkdir()
-        self.env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.tmp), **(env or {})}
+        fixed = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.tmp), "SPMD_ENCODER_STALL_TIMEOUT_S": str(STALL_S)}
+        self.env = {**os.environ, **fixed, **(env or {})}
         tail = ["-m", "spmd_encoder", "--port", str(self.port), *flags]
         run = ["-m", "torch.distributed.run"]
         self.commands: list[list[str]] = []
@@ -136,7 +139,7 @@ class World:
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
-    def wait_for(self, what: str, condition: Any, timeout_s: float = 60.0) -> Any:
+    def wait_for(self, what: str, condition: Any, timeout_s: float = 120.0) -> Any:
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
             try:
@@ -149,7 +152,7 @@ class World:
             time.sleep(0.05)
         raise AssertionError(f"{what} did not happen within {timeout_s} s\n{self.log()[-6000:]}")
 
-    def wait_ready(self, timeout_s: float = 120.0, replicas: int | None = None) -> World:
+    def wait_ready(self, timeout_s: float = 180.0, replicas: int | None = None) -> World:
         def ready() -> bool:
             reply = self.http.get("/health/ready")
             return reply.status_code == 200 and (replicas is None or reply.json()["replicas_ready"] == replicas)
@@ -178,7 +181,7 @@ class World:
                         return int(process.pid)
         return None
 
-    def wait_end(self, timeout_s: float = 40.0) -> list[int]:
+    def wait_end(self, timeout_s: float = 60.0) -> list[int]:
         """Exit codes of the launchers."""
         return [launcher.wait(timeout_s) for launcher in self.launchers]
 
@@ -213,7 +216,7 @@ class World:
         if failure is None:  # else its log may be wanted
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def assert_nothing_left(self, within_s: float = 5.0) -> None:
+    def assert_nothing_left(self, within_s: float = 20.0) -> None:
         """No process, no port, nothing in the temporary folder."""
         end = time.monotonic() + within_s
         while any(seen.alive() for seen in self.seen) and time.monotonic() < end:
