@@ -15,6 +15,7 @@ SINGLE = "model.safetensors"
 _JSON_PATTERNS = ["*.json"]
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _LFS_POINTER = b"version https://git-lfs"
+_ENGINE = re.compile(r"(Col|Bi)(Pali|Qwen|Idefics|Gemma|SmolVLM|Intern)[A-Za-z0-9_]*(?<!ForRetrieval)")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -41,6 +42,7 @@ def check_folder(folder: Path) -> None:
             f"or one of {', '.join(demo.names())}"
         )
     registry.find(read_model_type(folder))
+    _refuse_engine(folder)
     if (folder / INDEX).exists() or (folder / SINGLE).exists():
         return
     pickled = sorted(p.name for pattern in _PICKLED for p in folder.glob(pattern))
@@ -50,6 +52,18 @@ def check_folder(folder: Path) -> None:
             "convert the checkpoint to safetensors (save_pretrained of transformers does)"
         )
     raise StartupError(f"{folder} has neither {SINGLE} nor {INDEX}; download the checkpoint's safetensors files")
+
+
+def _refuse_engine(folder: Path) -> None:
+    """Raises StartupError for a retriever in colpali-engine's own format, whose `model_type` is that of the model that
+    it is made of: as this it would be served without its projection."""
+    architectures = read_config(folder).get("architectures")
+    for name in architectures if isinstance(architectures, list) else ():
+        if isinstance(name, str) and _ENGINE.fullmatch(name):
+            raise StartupError(
+                f"{folder}: config.json names the architecture {name} of colpali-engine, which transformers does not "
+                "load: take the checkpoint whose name ends in -hf (ColPali, ColQwen2), or convert it"
+            )
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -195,11 +196,13 @@ def build_on_meta(cls: type[ModelT], config: PreTrainedConfig, dtype: torch.dtyp
 @dataclass(frozen=True)
 class _Picked:
     """`slices` are lazy, by the names in the files; `names` has the model's name of each. `needs_conversion`: some are
-    not just renamed but cut or joined, or renamed by a rule that keeps state."""
+    not just renamed but cut or joined, or renamed by a rule that keeps state. `unknown` are names in the files that the
+    model has no use for."""
 
     slices: Mapping[str, Any]
     names: Mapping[str, str]
     needs_conversion: bool
+    unknown: Sequence[str]
 
 
 def _pick(
@@ -214,6 +217,7 @@ def _pick(
     names: dict[str, str] = {}
     converted = any(isinstance(m, GroupWeightRename) for m in mapping)
     opened: dict[Path, list[str]] = {}
+    unknown: list[str] = []
     for shard, keys in sorted(shards.items()):
         wanted = []
         for key in sorted(keys):
@@ -222,6 +226,8 @@ def _pick(
                 wanted.append(key)
                 names[key] = name
                 converted |= pattern is not None
+            elif name not in own:
+                unknown.append(key)
         if not wanted:
             continue
         try:
@@ -233,14 +239,14 @@ def _pick(
             raise broken(folder / shard, error) from None
         opened[folder / shard] = wanted
     prefetch(opened)
-    return _Picked(slices, names, converted)
+    return _Picked(slices, names, converted, unknown)
 
 
 def _assign(model: PreTrainedModel, folder: Path, picked: _Picked, kept: _Kept) -> None:
     """What `_fill` does where weights are only renamed: transformers would compile two patterns for each of them."""
     own = model.state_dict()
     missing = sorted(name for name in own.keys() - set(picked.names.values()) if name in kept)
-    _refuse_missing(folder, missing)
+    _refuse_missing(folder, missing, picked.unknown)
     weights = {}
     for key, piece in picked.slices.items():
         name = picked.names[key]
@@ -249,9 +255,15 @@ def _assign(model: PreTrainedModel, folder: Path, picked: _Picked, kept: _Kept) 
     model.load_state_dict(weights, strict=False, assign=True)
 
 
-def _refuse_missing(folder: Path, missing: Sequence[str]) -> None:
+def _refuse_missing(folder: Path, missing: Sequence[str], unknown: Sequence[str]) -> None:
     if missing:
-        raise StartupError(f"{folder} lacks {len(missing)} weights of the encoder, first {missing[0]}")
+        lacks = f"{folder} lacks {len(missing)} weights of the encoder, first {missing[0]}"
+        if unknown:
+            lacks += (
+                f"; it has {len(unknown)} by names that transformers {transformers.__version__} does not know of this "
+                f"model, first {min(unknown)}: take a newer conversion, or load and save it with an older release"
+            )
+        raise StartupError(lacks)
 
 
 def _refuse_shape(folder: Path, name: str, found: Sequence[int], expected: Sequence[int]) -> None:
@@ -267,7 +279,7 @@ def _fill(model: PreTrainedModel, folder: Path, picked: _Picked, kept: _Kept) ->
     config = LoadStateDictConfig(dtype=model.dtype, device_map={"": "cpu"}, weight_mapping=mapping)
     with no_progress_bar():
         info, _ = convert_and_load_state_dict_in_model(model, dict(picked.slices), config)
-    _refuse_missing(folder, sorted(key for key in info.missing_keys if key in kept))
+    _refuse_missing(folder, sorted(key for key in info.missing_keys if key in kept), picked.unknown)
     for key, found, expected in sorted(info.mismatched_keys, key=str):
         _refuse_shape(folder, key, found, expected)
     if info.conversion_errors:

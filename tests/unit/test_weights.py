@@ -338,3 +338,37 @@ def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if isinstance(one, dict):
             yield from _parts(one)
     yield config
+
+
+@pytest.mark.parametrize(
+    "names", [{"vlm.language_model.": "vlm.model."}, {"vlm.": "", "embedding_proj_layer": "custom_text_proj"}]
+)
+def test_names_of_another_age_are_told_with_what_to_do(
+    names: dict[str, str], tmp_path: Path, context: LoadContext
+) -> None:
+    """As the first conversions of ColQwen2 have them, and colpali-engine's own checkpoints."""
+    adapter_class(registry.find("colqwen2")).tiny_checkpoint(tmp_path, seed=3)
+    found = load_file(tmp_path / checkpoint.SINGLE)
+    for old, new in names.items():
+        found = {f"{new}{name.removeprefix(old)}" if name.startswith(old) else name: w for name, w in found.items()}
+    save_file(found, tmp_path / checkpoint.SINGLE)
+    with pytest.raises(StartupError, match=r"lacks \d+ weights of the encoder, first .*take a newer conversion"):
+        load_adapter(tmp_path, context)
+
+
+@pytest.mark.parametrize(("model_type", "architecture"), [("qwen2_vl", "ColQwen2"), ("qwen2_5_vl", "BiQwen2_5")])
+def test_a_retriever_in_the_engine_s_format_is_not_taken_for_what_it_is_made_of(
+    model_type: str, architecture: str, tmp_path: Path
+) -> None:
+    adapter_class(registry.find(model_type)).tiny_checkpoint(tmp_path, seed=3)
+    config = json.loads((tmp_path / "config.json").read_text())
+    check_folder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+    with pytest.raises(StartupError, match=f"the architecture {architecture} of colpali-engine.*ends in -hf"):
+        check_folder(tmp_path)
+
+
+def test_a_retriever_in_transformers_format_is_taken(tmp_path: Path) -> None:
+    adapter_class(registry.find("colqwen2")).tiny_checkpoint(tmp_path, seed=3)
+    assert "ColQwen2ForRetrieval" in (tmp_path / "config.json").read_text()
+    check_folder(tmp_path)
