@@ -1,7 +1,7 @@
 """A pool of processes that decode and preprocess: off the event loop, off the forward's GIL, and expendable.
 
 A picture that kills its decoder costs that decoder and itself, nothing else. Each process answers one request after
-another over a socket pair; a thread per process waits for it, in system calls that hold no GIL.
+another (`media.line`).
 """
 
 from __future__ import annotations
@@ -9,25 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from types import MappingProxyType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from spmd_encoder.api.processes import StartedProcess
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.cpu_time import cpu_seconds
+from spmd_encoder.media.line import PreparerLine
 from spmd_encoder.media.refusals import KEPT_S, Refusals
-from spmd_encoder.wire.codec import WireError
-from spmd_encoder.wire.preparing import FromPreparer, Prepare, PreparedItem, PrepareFailed, PreparerReady
-from spmd_encoder.wire.streams import FrameSocket
+from spmd_encoder.wire.preparing import Prepare, PreparedItem, PrepareFailed
 
-P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -37,11 +31,6 @@ LEAST_CPU_SHARE = 0.5
 """Of its time. An item that had less of a processor is not slow: the machine is busy, or the process stood still."""
 START_PAUSE_S = 0.5
 END_TIMEOUT_S = 2.0
-MAX_PREPARED_BYTES = 8 * 2**30
-"""Of one item's tensors: several times what the largest pictures have."""
-_VALUE_BYTES = MappingProxyType(
-    {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
-)
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,17 @@ class Prepared:
 
 @dataclass
 class _Slot:
+    """A place for one process; `line` leads to it."""
+
     process: StartedProcess | None = None
+    line: PreparerLine | None = None
+
+    def empty(self) -> None:
+        process, self.process = self.process, None
+        line, self.line = self.line, None
+        if process is not None and line is not None:
+            line.close()
+            process.sock.close()
 
 
 class PreparerPool:
@@ -110,11 +109,10 @@ class PreparerPool:
                 slot.process.kill()
         await asyncio.gather(*list(self._tasks), return_exceptions=True)
         for slot in self._slots:
-            process, slot.process = slot.process, None
-            if process is not None:
+            if (process := slot.process) is not None:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
-                process.sock.close()
+                slot.empty()
         self._threads.shutdown(wait=False)
 
     async def _prepare(self, slot: _Slot, request: Prepare, media: bytes | memoryview) -> Prepared:
@@ -136,10 +134,12 @@ class PreparerPool:
                 self._keep(self._refill(slot))
 
     async def _ask(self, slot: _Slot, request: Prepare, media: bytes | memoryview) -> Prepared:
-        assert slot.process is not None
+        assert slot.process is not None and slot.line is not None
         process = slot.process
         before = self._cpu_seconds(process.pid)
-        exchange = self._in_thread(_exchange, process.sock, request, media)
+        exchange = asyncio.create_task(slot.line.ask(request, media))
+        self._tasks.add(exchange)
+        exchange.add_done_callback(self._answered)
         done, _ = await asyncio.wait({exchange}, timeout=self._timeout_s)
         if not done:
             had = self._cpu_seconds(process.pid)
@@ -172,23 +172,23 @@ class PreparerPool:
         return EncoderError(ErrorCode.MEDIA_CORRUPT, reason)
 
     async def _lose(self, slot: _Slot) -> None:
-        process, slot.process = slot.process, None
-        if process is not None:
+        if (process := slot.process) is not None:
             process.kill()
-            process.sock.close()
+            slot.empty()
             await process.wait()
 
     async def _fill(self, slot: _Slot) -> None:
         """Its time to load counts for no item. Raises OSError."""
         process = await self._start()
         process.sock.setblocking(True)
+        line = PreparerLine(process.sock, self._threads)
         try:
-            await self._in_thread(FrameSocket[FromPreparer](process.sock, FromPreparer).receive)
+            await line.wait_ready()
         except BaseException:
             process.kill()
             process.sock.close()
             raise
-        slot.process = process
+        slot.process, slot.line = process, line
         self._first.set()
 
     async def _refill(self, slot: _Slot) -> None:
@@ -201,11 +201,6 @@ class PreparerPool:
                 await asyncio.sleep(START_PAUSE_S)
         self._idle.put_nowait(slot)
 
-    def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        future = asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
-        future.add_done_callback(_seen)  # also where nobody waits for it any more
-        return future
-
     def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """As a task that outlives whoever waits for it."""
         task = asyncio.create_task(work)
@@ -213,39 +208,12 @@ class PreparerPool:
         task.add_done_callback(self._done)
         return task
 
+    def _answered(self, exchange: asyncio.Task[Any]) -> None:
+        self._tasks.discard(exchange)
+        if not exchange.cancelled():
+            exchange.exception()  # whoever waits for it sees it, if anybody does
+
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, EncoderError):
             log.error("preparing failed: %r", error)
-
-
-def _seen(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()
-
-
-def _exchange(
-    sock: socket.socket, request: Prepare, media: bytes | memoryview
-) -> tuple[PreparedItem | PrepareFailed, list[bytearray]]:
-    """One question and its answer; blocks. Raises ConnectionError when the process has gone, or says what is no
-    answer: a picture may have taken it over, and where the next answer begins is not known then."""
-    wire: FrameSocket[FromPreparer] = FrameSocket(sock, FromPreparer)
-    wire.send(request, [media])
-    try:
-        reply = wire.receive()
-        if isinstance(reply, PreparerReady):
-            raise WireError("it is ready, twice")
-        sizes = _sizes(reply) if isinstance(reply, PreparedItem) else []
-    except WireError as error:
-        raise ConnectionError(f"it said what is no answer: {error}") from None
-    return reply, [wire.receive_frame(num_bytes) for num_bytes in sizes]
-
-
-def _sizes(item: PreparedItem) -> list[int]:
-    """Bytes of each tensor. Raises WireError where they are not what the shapes say, or too many."""
-    sizes = [math.prod(spec.shape) * _VALUE_BYTES.get(spec.dtype, 0) for spec in item.tensors]
-    if min((0, *(side for spec in item.tensors for side in spec.shape))) < 0 or sizes != list(item.tensor_bytes):
-        raise WireError("tensors whose bytes are not what their shapes have")
-    if sum(sizes) > MAX_PREPARED_BYTES:
-        raise WireError(f"{sum(sizes)} bytes of tensors, over the limit of {MAX_PREPARED_BYTES}")
-    return sizes

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import setproctitle
 import torch
 
@@ -24,7 +25,14 @@ from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media import audio, image, video
 from spmd_encoder.media.base import FilmInfo, FilmLimits
 from spmd_encoder.media.frames import is_packed
-from spmd_encoder.media.memory import default_memory_bytes, is_out_of_memory, limit_memory, out_of_memory
+from spmd_encoder.media.memory import (
+    default_memory_bytes,
+    give_back_freed_memory,
+    is_out_of_memory,
+    keep_freed_memory,
+    limit_memory,
+    out_of_memory,
+)
 from spmd_encoder.media.pixels import Background
 from spmd_encoder.models.base import Features, Preprocessor
 from spmd_encoder.models.loading import load_preprocessor, modalities_of
@@ -32,12 +40,14 @@ from spmd_encoder.observability.logging import Origin, set_up_logging
 from spmd_encoder.runtime.features import tensor_bytes
 from spmd_encoder.wire.messages import PreparerSpec
 from spmd_encoder.wire.preparing import Prepare, PreparedItem, PrepareFailed, PreparerReady
-from spmd_encoder.wire.streams import FrameSocket
+from spmd_encoder.wire.shared_memory import SharedMemory
+from spmd_encoder.wire.streams import FrameSocket, send_with_descriptor
 from spmd_encoder.worker.encoder import specs_of
 from spmd_encoder.worker.faults import Faults
 
 log = logging.getLogger(__name__)
 _OOM_SCORE = "800"
+_IDLE_S = 2.0
 
 
 def run_preparer(spec: PreparerSpec, sock: socket.socket) -> int:
@@ -55,11 +65,15 @@ def run_preparer(spec: PreparerSpec, sock: socket.socket) -> int:
     preparer = Preparer(load_preprocessor(Path(spec.folder)), Faults.parse(config.faults), config)
     most = config.limits.preparer_memory_bytes
     limit_memory(default_memory_bytes(config, modalities_of(Path(spec.folder))) if most is None else most)
+    keep_freed_memory()
     wire: FrameSocket[Prepare] = FrameSocket(sock, Prepare)
+    shared = SharedMemory.create()
     try:
-        wire.send(PreparerReady())
+        send_with_descriptor(sock, PreparerReady(), None if shared is None else shared.descriptor)
         while True:
-            preparer.answer(wire)
+            if not wire.wait(_IDLE_S):
+                give_back_freed_memory()
+            preparer.answer(wire, shared)
     except ConnectionError:
         return 0
 
@@ -92,9 +106,11 @@ class Preparer:
             max_bytes=config.media.max_video_bytes_decoded,
         )
 
-    def answer(self, wire: FrameSocket[Prepare]) -> None:
+    def answer(self, wire: FrameSocket[Prepare], shared: SharedMemory | None = None) -> None:
+        """The next request. `shared` is the memory that its sender sees too."""
         request = wire.receive()
-        media = wire.receive_frame(request.media_bytes)
+        size = request.media_bytes
+        media = shared.take([size])[0] if shared is not None and request.is_shared else wire.receive_frame(size)
         self._faults.before_preprocess(request.digest)
         try:
             item, buffers = _reply(self._features(request, media))
@@ -102,6 +118,8 @@ class Preparer:
             failure = _failure(error, request.digest)
             wire.send(PrepareFailed(code=failure.code, message=failure.message))
         else:
+            if shared is not None and shared.put(buffers):
+                item, buffers = msgspec.structs.replace(item, is_shared=True), []
             wire.send(item, buffers)
 
     def _features(self, request: Prepare, media: bytearray) -> Features:

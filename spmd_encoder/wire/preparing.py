@@ -12,23 +12,25 @@ from spmd_encoder.wire.messages import Message, TensorSpec
 
 
 class Prepare(Message, frozen=True):
-    """Followed by one frame of `media_bytes`: the item's file."""
+    """Followed by one frame of `media_bytes`, the item's file, or `is_shared`: in the memory that both see."""
 
     digest: str
     modality: Modality
     media_bytes: int
     options: ItemOptions = NO_OPTIONS
+    is_shared: bool = False
 
 
 # preparer -> worker
 
 
 class PreparerReady(Message, frozen=True):
-    """It has loaded; said once, before anything else."""
+    """It has loaded; said once, before anything else, with the descriptor of a `SharedMemory` where it can have one."""
 
 
 class PreparedItem(Message, frozen=True):
-    """Followed by one frame per tensor, of `tensor_bytes` each: little-endian C-order bytes."""
+    """Followed by one frame per tensor, of `tensor_bytes` each: little-endian C-order bytes. Or `is_shared`: these lie
+    in the memory that both see."""
 
     num_tokens: int
     cost: int
@@ -37,6 +39,7 @@ class PreparedItem(Message, frozen=True):
     tensor_bytes: tuple[int, ...]
     modality: Modality = Modality.IMAGE
     details: dict[str, Detail] = msgspec.field(default_factory=dict)
+    is_shared: bool = False
 
 
 class PrepareFailed(Message, frozen=True):

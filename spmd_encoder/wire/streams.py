@@ -23,6 +23,7 @@ MAX_FRAME_BYTES = 16 * 2**20
 _STEP_BYTES = 64 * 2**20
 # What one sendmsg takes: IOV_MAX on Linux is 1024.
 _MAX_PARTS = 64
+_WHOLE_BYTES = 64 * 2**10
 
 
 class Stream(Generic[M]):
@@ -153,10 +154,30 @@ class FrameSocket(Generic[M]):
         except OSError as error:
             raise ConnectionError(f"the peer has gone ({error})") from None
 
+    def wait(self, timeout_s: float) -> bool:
+        """Whether something comes within that time, be it the peer's end."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(1000 * timeout_s))
+
     def receive(self) -> M:
         """The next message. Raises WireError for anything that is no message."""
         (length,) = _LENGTH.unpack(self.receive_frame(_LENGTH.size))
         return self._codec.decode(self.receive_frame(_checked(length)))
+
+    def receive_whole(self) -> M | None:
+        """The next message, if all of it is there, and None if not; does not block. Raises as `receive`."""
+        try:
+            head = self._sock.recv(_WHOLE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise ConnectionError(f"the peer has gone ({error})") from None
+        if not head:
+            raise ConnectionError("the peer has gone")
+        if len(head) < _LENGTH.size or len(head) < _LENGTH.size + _LENGTH.unpack_from(head)[0]:
+            return None
+        return self.receive()
 
     def receive_frame(self, num_bytes: int) -> bytearray:
         """Takes memory as bytes come, whatever was promised."""

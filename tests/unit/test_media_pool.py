@@ -18,6 +18,7 @@ from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.cpu_time import cpu_seconds
 from spmd_encoder.media.pool import Prepared, PreparerPool
 from spmd_encoder.wire.preparing import Prepare
+from spmd_encoder.wire.shared_memory import SHARED_BYTES
 
 # What it does hangs on the media: dies, hangs, refuses, or sends it back reversed.
 SCRIPT = """
@@ -25,14 +26,18 @@ import os, signal, socket, sys, time
 from spmd_encoder.errors import ErrorCode
 from spmd_encoder.wire.messages import TensorSpec
 from spmd_encoder.wire.preparing import Prepare, PreparedItem, PrepareFailed, PreparerReady
-from spmd_encoder.wire.streams import FrameSocket
+from spmd_encoder.wire.shared_memory import SharedMemory
+from spmd_encoder.wire.streams import FrameSocket, send_with_descriptor
 
-wire = FrameSocket(socket.socket(fileno=int(sys.argv[1])), Prepare)
+sock = socket.socket(fileno=int(sys.argv[1]))
+wire, shared = FrameSocket(sock, Prepare), SharedMemory.create() if sys.argv[3] == "shared" else None
 time.sleep(float(sys.argv[2]))
-wire.send(PreparerReady())
+send_with_descriptor(sock, PreparerReady(), None if shared is None else shared.descriptor)
 while True:
     try:
-        media = bytes(wire.receive_frame(wire.receive().media_bytes))
+        asked = wire.receive()
+        size = asked.media_bytes
+        media = bytes(shared.take([size])[0] if asked.is_shared else wire.receive_frame(size))
     except ConnectionError:
         break
     if media == b"die":
@@ -45,8 +50,11 @@ while True:
         wire.send(PrepareFailed(code=ErrorCode.MEDIA_CORRUPT, message="no picture"))
         continue
     spec = TensorSpec(name="x", dtype="uint8", shape=(len(media),))
-    item = PreparedItem(num_tokens=len(media), cost=1, grid=None, tensors=(spec,), tensor_bytes=(len(media),))
-    wire.send(item, [media[::-1]])
+    put = shared is not None and shared.put([media[::-1]])
+    item = PreparedItem(
+        num_tokens=size, cost=1, grid=None, tensors=(spec,), tensor_bytes=(size,), is_shared=put
+    )
+    wire.send(item, [] if put else [media[::-1]])
 """
 
 
@@ -64,10 +72,10 @@ class Child:
             self._process.kill()
 
 
-async def start(load_s: float = 0.0) -> Child:
+async def start(load_s: float = 0.0, memory: str = "shared") -> Child:
     ours, theirs = socket.socketpair()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", SCRIPT, str(theirs.fileno()), str(load_s), pass_fds=(theirs.fileno(),)
+        sys.executable, "-c", SCRIPT, str(theirs.fileno()), str(load_s), memory, pass_fds=(theirs.fileno(),)
     )
     theirs.close()
     return Child(process, ours)
@@ -126,6 +134,14 @@ async def test_answers_refusals_and_large_items() -> None:
         assert await asyncio.gather(*(ask(pool, big) for _ in range(4))) == [big[::-1]] * 4
         pids = await settled(pool, 2)
     assert all(is_gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("memory", ["shared", "none"])
+async def test_items_of_every_size_come_whole_with_and_without_shared_memory(memory: str) -> None:
+    async with pool_of(1, starter=lambda: start(memory=memory)) as pool:
+        for size in (1, 63, 64, 65, 300_000, 2 * 2**20, 2 * 2**20 + 1, SHARED_BYTES, SHARED_BYTES + 1, 10, 1):
+            media = os.urandom(size)
+            assert await ask(pool, media) == media[::-1], size
 
 
 class Starts:

@@ -14,11 +14,13 @@ import pytest
 
 from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.media.pool import MAX_PREPARED_BYTES, Prepared, PreparerPool
+from spmd_encoder.media.line import MAX_PREPARED_BYTES
+from spmd_encoder.media.pool import Prepared, PreparerPool
 from spmd_encoder.wire.codec import Codec
 from spmd_encoder.wire.messages import Message, TensorSpec
 from spmd_encoder.wire.preparing import FromPreparer, Prepare, PreparedItem, PreparerReady
-from spmd_encoder.wire.streams import MAX_FRAME_BYTES, FrameSocket
+from spmd_encoder.wire.shared_memory import SHARED_BYTES, SharedMemory
+from spmd_encoder.wire.streams import MAX_FRAME_BYTES, FrameSocket, send_with_descriptor
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -28,19 +30,23 @@ class Child:
 
     pid = 0
 
-    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
+    def __init__(self, answer: Callable[[bytes], bytes], memory: bool = False) -> None:
         self.sock, theirs = socket.socketpair()
         self._answer = answer
+        self._shared = SharedMemory.create() if memory else None
         self._thread = threading.Thread(target=self._serve, args=(theirs,), daemon=True)
         self._thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
         wire: FrameSocket[Prepare] = FrameSocket(sock, Prepare)
+        shared = self._shared
         try:
-            wire.send(PreparerReady())
+            send_with_descriptor(sock, PreparerReady(), shared and shared.descriptor)
             while True:
-                media = bytes(wire.receive_frame(wire.receive().media_bytes))
-                sock.sendall(self._answer(media))
+                asked = wire.receive()
+                size = asked.media_bytes
+                media = shared.take([size])[0] if shared and asked.is_shared else wire.receive_frame(size)
+                sock.sendall(self._answer(bytes(media)))
         except OSError:
             sock.close()
 
@@ -60,13 +66,15 @@ def framed(message: Message) -> bytes:
     return struct.pack(">I", len(body)) + body
 
 
-def item(*shape: int, dtype: str = "uint8", sizes: tuple[int, ...] | None = None) -> bytes:
+def item(*shape: int, dtype: str = "uint8", sizes: tuple[int, ...] | None = None, is_shared: bool = False) -> bytes:
     size = 1
     for side in shape:
         size *= side
     spec = TensorSpec(name="x", dtype=dtype, shape=shape)
     sizes = (size,) if sizes is None else sizes
-    return framed(PreparedItem(num_tokens=1, cost=1, grid=None, tensors=(spec,), tensor_bytes=sizes))
+    return framed(
+        PreparedItem(num_tokens=1, cost=1, grid=None, tensors=(spec,), tensor_bytes=sizes, is_shared=is_shared)
+    )
 
 
 NOISE = {
@@ -80,17 +88,20 @@ NOISE = {
     "sizes of nothing": item(3, sizes=()),
     "a dtype of no size": item(3, dtype="load"),
     "too much": item(MAX_PREPARED_BYTES + 1),
+    "in the memory that is not there, or not so large": item(SHARED_BYTES + 1, is_shared=True),
+    "much more in it": item(MAX_PREPARED_BYTES, is_shared=True),
 }
 
 
+@pytest.mark.parametrize("memory", [True, False], ids=["with memory", "without memory"])
 @pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE.keys())
-async def test_noise_costs_the_preparer_and_its_item(noise: bytes) -> None:
+async def test_noise_costs_the_preparer_and_its_item(noise: bytes, memory: bool) -> None:
     starts = 0
 
     async def start() -> Child:
         nonlocal starts
         starts += 1
-        return Child(lambda media: noise + item(3) + b"abc" if media == b"evil" else item(len(media)) + media)
+        return Child(lambda media: noise + item(3) + b"abc" if media == b"evil" else item(len(media)) + media, memory)
 
     pool = PreparerPool(start, 1, timeout_s=10.0)
     try:
