@@ -262,11 +262,11 @@ async def world(
 
 async def refused(task: asyncio.Task[Any], code: ErrorCode) -> EncoderError:
     with pytest.raises(EncoderError) as caught:
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 30)
     assert caught.value.code is code
     assert caught.value.retry_after_s
     return caught.value
 
 
 async def done(task: asyncio.Task[Any]) -> list[bytes | ErrorCode]:
-    return answers(await asyncio.wait_for(task, 8))
+    return answers(await asyncio.wait_for(task, 30))

@@ -134,7 +134,7 @@ async def bench(**limits: int) -> AsyncIterator[Bench]:
         for event in made.engine.hold_prepare.values():
             event.set()
         try:
-            await asyncio.wait_for(made.running, 5)
+            await asyncio.wait_for(made.running, 30)
         except ArithmeticError:
             assert made.engine.broken is not None
         if made.engine.broken is None:

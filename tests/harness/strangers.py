@@ -27,7 +27,7 @@ class Place:
         is_file = isinstance(self.address, Path)
         sock = socket.socket(socket.AF_UNIX if is_file else socket.AF_INET)
         sock.connect(str(self.address) if is_file else ("127.0.0.1", self.address))
-        sock.settimeout(10)
+        sock.settimeout(30)
         return sock
 
     def say(self, *pieces: bytes) -> None:

@@ -130,7 +130,7 @@ async def test_one_that_never_answers_does_not_hold_up_the_end() -> None:
     async with web(silent) as server:
         kept = registration(world, f"http://127.0.0.1:{server.port}")
         await until(lambda: bool(server.seen))
-        await asyncio.wait_for(kept.close(), 5)
+        await asyncio.wait_for(kept.close(), 30)
 
 
 async def test_where_it_is_reached() -> None:

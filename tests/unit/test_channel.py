@@ -45,7 +45,7 @@ async def test_every_follower_gets_every_order_in_turn(contexts: Iterator[Contex
         leader.send(order(number))
     leader.send(StopFollower(order=50))
     for follower in followers:
-        got = [await asyncio.wait_for(follower.receive(), 5) for _ in range(51)]
+        got = [await asyncio.wait_for(follower.receive(), 30) for _ in range(51)]
         assert got == [*(order(number) for number in range(50)), StopFollower(order=50)]
         follower.close()
     leader.close()
@@ -90,7 +90,7 @@ async def test_a_lost_order_is_noticed(contexts: Iterator[Context], tmp_path: Pa
     leader.send(order(2))
     assert await follower.receive() == order(0)
     with pytest.raises(WireError, match="order 2 came where 1 was due"):
-        await asyncio.wait_for(follower.receive(), 5)
+        await asyncio.wait_for(follower.receive(), 30)
     leader.close()
 
 
@@ -103,11 +103,11 @@ async def test_answers_come_back_by_rank_and_from_members_only(contexts: Iterato
     answers = {rank: ProfileDone(order=rank, outcome=ProfileOutcome(rank=rank, dp_rank=0, tp_rank=0)) for rank in ends}
     for rank in (9, 2):
         ends[rank].send(answers[rank])
-    assert await asyncio.wait_for(leader.receive(), 5) == (2, answers[2])
+    assert await asyncio.wait_for(leader.receive(), 30) == (2, answers[2])
     ends[1]._socket.send(FollowerHello(tp_rank=1))
     ends[1]._socket.send(order(0))
     ends[1].send(answers[1])
-    assert await asyncio.wait_for(leader.receive(), 5) == (1, answers[1])
+    assert await asyncio.wait_for(leader.receive(), 30) == (1, answers[1])
     leader.close()
     for end in ends.values():
         end.close()

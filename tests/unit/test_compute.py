@@ -31,7 +31,7 @@ async def test_calls_run_one_after_another_in_order_on_one_thread() -> None:
     gate = threading.Event()
 
     def call(number: int) -> int:
-        gate.wait(5)
+        gate.wait(30)
         seen.append((number, threading.get_ident()))
         return number * number
 
@@ -61,14 +61,14 @@ async def test_an_exception_reaches_its_caller_and_nobody_else(error: BaseExcept
 
 async def test_stop_iteration_does_not_hang_its_caller() -> None:
     with compute_thread() as compute, pytest.raises(RuntimeError, match="StopIteration"):
-        await asyncio.wait_for(compute.submit(lambda: next(iter(()))), 5)
+        await asyncio.wait_for(compute.submit(lambda: next(iter(()))), 30)
 
 
 async def test_busy_s_tells_how_long_the_present_call_runs() -> None:
     gate = threading.Event()
     with compute_thread() as compute:
         assert compute.busy_s == 0.0
-        future = compute.submit(lambda: gate.wait(5))
+        future = compute.submit(lambda: gate.wait(30))
         await asyncio.sleep(0.05)
         first = compute.busy_s
         await asyncio.sleep(0.05)
@@ -85,7 +85,7 @@ async def test_busy_s_tells_how_long_the_present_call_runs() -> None:
 async def test_a_caller_that_has_gone_disturbs_nothing() -> None:
     gate = threading.Event()
     with compute_thread() as compute:
-        left = compute.submit(lambda: gate.wait(5))
+        left = compute.submit(lambda: gate.wait(30))
         left.cancel()
         after = compute.submit(lambda: "done")
         gate.set()

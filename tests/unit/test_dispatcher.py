@@ -50,7 +50,7 @@ async def test_outcomes_keep_the_order_of_the_items(tmp_path: Path) -> None:
         for scheduler in reversed(schedulers):
             scheduler.open.reverse()
             scheduler.release()
-        outcomes = await asyncio.wait_for(task, 5)
+        outcomes = await asyncio.wait_for(task, 30)
         assert answers(outcomes) == data
         assert {out.replica for out in outcomes} == {0, 1}
         assert [out.digest for out in outcomes] == [item(d).digest for d in data]
@@ -73,7 +73,7 @@ async def test_an_items_failure_is_its_own(tmp_path: Path) -> None:
         evil = scheduler.open.pop()
         scheduler.socket.send(Failed(job_id=evil.job_id, code=ErrorCode.MEDIA_CORRUPT, message="cannot be read"))
         scheduler.release()
-        good, bad = await asyncio.wait_for(task, 5)
+        good, bad = await asyncio.wait_for(task, 30)
         assert bytes(good.data) == b"good"
         assert isinstance(bad, ItemFailure)
         assert (bad.error.code, bad.error.message, bad.replica) == (ErrorCode.MEDIA_CORRUPT, "cannot be read", 0)
@@ -161,7 +161,7 @@ async def test_drain_finishes_what_is_accepted_and_takes_nothing_new(tmp_path: P
         await refused(w.encode(b"bbbb"), ErrorCode.DRAINING)
         assert not drain.done()
         scheduler.release()
-        assert await asyncio.wait_for(drain, 5) is True
+        assert await asyncio.wait_for(drain, 30) is True
         assert await done(task) == [b"aaaa"]
         await w.dispatcher.stop_world(Stop(exit_code=0))
         await until(lambda: w.keepers[0].got == [Stop(exit_code=0)])

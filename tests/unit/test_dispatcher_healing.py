@@ -119,7 +119,7 @@ async def test_a_world_that_does_not_come_up_ends(tmp_path: Path) -> None:
             keeper.stream.send(
                 WorkerExited(rank=0, epoch=epoch, code=1, reason="no model there", last_lines=("line one",))
             )
-        stop = await asyncio.wait_for(asyncio.shield(w.dispatcher.ended), 5)
+        stop = await asyncio.wait_for(asyncio.shield(w.dispatcher.ended), 30)
         assert stop.exit_code == 1
         assert all(text in stop.reason for text in ("replica 0", "no model there", "line one"))
         assert [reform.pause_s for reform in keeper.reforms()] == [0.5, 1.0, 2.0, 4.0]

@@ -31,7 +31,7 @@ async def test_a_profile_is_asked_of_all_replicas_beside_the_work(tmp_path: Path
             scheduler.profiled(more=7, path="another call's")
             scheduler.profiled(path=path)
             scheduler.profiled(path="said twice")
-        await asyncio.wait_for(start, 5)
+        await asyncio.wait_for(start, 30)
         assert profile_said(start) == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
         stop = asyncio.create_task(w.dispatcher.profile_stop())
         await until(lambda: all(len(s.profiles) == 2 for s in schedulers))
@@ -39,7 +39,7 @@ async def test_a_profile_is_asked_of_all_replicas_beside_the_work(tmp_path: Path
         for scheduler in schedulers:
             scheduler.profiled(0, path="an old call's")
             scheduler.profiled()
-        await asyncio.wait_for(stop, 5)
+        await asyncio.wait_for(stop, 30)
         assert profile_said(stop) == [(rank, "p") for rank in range(4)]
         for scheduler in schedulers:
             scheduler.release()
@@ -53,13 +53,13 @@ async def test_a_replica_that_is_lost_while_it_profiles_is_named(tmp_path: Path)
         await until(lambda: all(s.profiles for s in schedulers))
         schedulers[0].profiled()
         w.keepers[2].report(0)
-        await asyncio.wait_for(start, 5)
+        await asyncio.wait_for(start, 30)
         assert profile_said(start) == [(0, "p"), (1, "p"), (2, "NOT_READY"), (3, "NOT_READY")]
         assert "lost" in start.result()[2].message
         stop = asyncio.create_task(w.dispatcher.profile_stop())
         await until(lambda: len(schedulers[0].profiles) == 2)
         schedulers[0].profiled()
-        await asyncio.wait_for(stop, 5)
+        await asyncio.wait_for(stop, 30)
         assert profile_said(stop) == [(0, "p"), (1, "p"), (2, "NOT_READY"), (3, "NOT_READY")]
         assert "not ready" in stop.result()[2].message
 
@@ -70,7 +70,7 @@ async def test_a_profile_that_is_not_answered_ends(tmp_path: Path) -> None:
         start = asyncio.create_task(w.dispatcher.profile_start(ProfileOptions(name="n")))
         await until(lambda: schedulers[1].profiles)
         schedulers[1].profiled()
-        await asyncio.wait_for(start, 5)
+        await asyncio.wait_for(start, 30)
         assert profile_said(start) == [(0, "DEADLINE_EXCEEDED"), (1, "p")]
         assert w.dispatcher.ready_state().replicas_ready == 2
 

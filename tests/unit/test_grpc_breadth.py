@@ -90,7 +90,7 @@ async def test_reflection_answers_noise_and_what_is_not_there(served: Served, ca
         call = raw()
         await call.write(data)
         await call.done_writing()
-        reply = reflection_pb2.ServerReflectionResponse.FromString(await asyncio.wait_for(call.read(), 5))
+        reply = reflection_pb2.ServerReflectionResponse.FromString(await asyncio.wait_for(call.read(), 30))
         assert reply.error_response.error_code in (
             grpc.StatusCode.INVALID_ARGUMENT.value[0],
             grpc.StatusCode.NOT_FOUND.value[0],

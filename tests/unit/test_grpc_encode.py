@@ -54,11 +54,11 @@ class Served:
         self.service.gate.clear()
         self.service.arrived.clear()
         call = self.client.encode(pb.EncodeRequest(items=data_items(*(files or (picture_file(5),)))), **options)
-        await asyncio.wait_for(self.service.arrived.wait(), 5)
+        await asyncio.wait_for(self.service.arrived.wait(), 30)
         return call
 
     async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not condition():
                 await asyncio.sleep(0.005)
 
@@ -76,7 +76,7 @@ async def serve(
         yield Served(service, client, front_end, serving, port)
     service.gate.set()
     front_end.stop(1)
-    await asyncio.wait_for(serving, 5)
+    await asyncio.wait_for(serving, 30)
     assert not service.reserved
 
 
@@ -237,7 +237,7 @@ async def test_a_closed_connection_cancels(served: Served) -> None:
         served.service.gate.clear()
         call = other.encode(pb.EncodeRequest(items=data_items(picture_file(5))))
         call.add_done_callback(lambda _: None)
-        await asyncio.wait_for(served.service.arrived.wait(), 5)
+        await asyncio.wait_for(served.service.arrived.wait(), 30)
     await served.until(lambda: served.service.cancelled and not served.service.reserved)
 
 

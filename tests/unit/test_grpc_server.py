@@ -86,7 +86,7 @@ async def test_watchers_are_told_of_the_end_and_do_not_hold_it_up(served: Served
     served.front_end.stop(30)
     for watch in watches:
         assert (await watch.read()).status == NOT_SERVING
-    await asyncio.wait_for(served.serving, 3)
+    await asyncio.wait_for(served.serving, 30)
 
 
 # -- reflection
@@ -164,7 +164,7 @@ async def test_a_drain_sends_the_replies_in_flight(served: Served) -> None:
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     served.service.gate.set()
     assert (await call).results[0].HasField("embedding")
-    await asyncio.wait_for(served.serving, 3)
+    await asyncio.wait_for(served.serving, 30)
 
 
 async def test_a_drain_sends_large_replies_whole(served: Served) -> None:
@@ -176,7 +176,7 @@ async def test_a_drain_sends_large_replies_whole(served: Served) -> None:
     served.service.gate.set()
     for call in calls:
         assert (await call).results[0].embedding.data == data
-    await asyncio.wait_for(served.serving, 5)
+    await asyncio.wait_for(served.serving, 30)
 
 
 async def test_what_the_drain_cuts_off_is_told_why(served: Served) -> None:
@@ -185,7 +185,7 @@ async def test_what_the_drain_cuts_off_is_told_why(served: Served) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     assert (caught.value.code(), error_info(caught.value)[0]) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
-    await asyncio.wait_for(served.serving, 4)
+    await asyncio.wait_for(served.serving, 30)
     assert len(served.service.cancelled) == 1
 
 
@@ -196,7 +196,7 @@ async def test_cancelling_serve_ends_all_at_once() -> None:
     serving = asyncio.create_task(GrpcFrontEnd(service, Config(), sock).serve())
     async with GrpcClient(port) as client:
         call = client.encode(pb.EncodeRequest(items=data_items(picture_file(5))), wait_for_ready=True)
-        await asyncio.wait_for(service.arrived.wait(), 5)
+        await asyncio.wait_for(service.arrived.wait(), 30)
         serving.cancel()
         with pytest.raises(grpc.aio.AioRpcError):
             await call
@@ -208,7 +208,7 @@ async def test_cancelling_serve_ends_all_at_once() -> None:
 async def test_stop_before_serve() -> None:
     front_end = GrpcFrontEnd(FakeService(), Config(), socket.create_server(("127.0.0.1", 0)))
     front_end.stop(1)
-    await asyncio.wait_for(front_end.serve(), 3)
+    await asyncio.wait_for(front_end.serve(), 30)
 
 
 # -- clients that misbehave
@@ -221,7 +221,7 @@ async def test_a_caller_that_reads_nothing_does_not_hold_up_the_end(served: Serv
     await call.write(pb.EncodeRequest(items=data_items(picture_file(3))).SerializeToString())
     await served.until(lambda: served.service.seen)
     served.front_end.stop(0.2)
-    await asyncio.wait_for(served.serving, 5)
+    await asyncio.wait_for(served.serving, 30)
 
 
 async def test_garbage_on_the_port_harms_nobody(served: Served) -> None:

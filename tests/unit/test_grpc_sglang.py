@@ -75,7 +75,7 @@ class Served:
         )
 
     async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not condition():
                 await asyncio.sleep(0.005)
 
@@ -99,7 +99,7 @@ async def serve(backend: str) -> AsyncIterator[Served]:
     service.gate.set()
     for front_end in front_ends:
         front_end.stop(1)
-    await asyncio.wait_for(asyncio.gather(*serving), 8)
+    await asyncio.wait_for(asyncio.gather(*serving), 30)
     await shared.close()
     assert not service.reserved
 

@@ -275,7 +275,7 @@ def test_a_delivery_that_has_begun_outlives_its_client(receiver: EmbeddingReceiv
         assert len(server.service.seen) == 1 and not server.service.cancelled
         # The connection was made and is still there: it is not the client's any more.
         connection, _ = listener.accept()
-        connection.settimeout(5)
+        connection.settimeout(30)
         assert connection.recv(10).startswith(b"\xff"), "a ZMTP greeting"
         connection.setblocking(False)
         with pytest.raises(BlockingIOError):

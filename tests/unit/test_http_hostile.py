@@ -44,7 +44,7 @@ async def replies(served: Served, *sent: bytes) -> list[Reply]:
         wire.send(piece)
         await asyncio.sleep(0.05)
     found = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             try:
                 found.append(await wire.reply())
@@ -103,7 +103,7 @@ async def test_it_does_not_matter_how_requests_are_cut(served: Served) -> None:
         for start, end in itertools.pairwise([0, *cuts, len(stream)]):
             wire.send(stream[start:end])
             await asyncio.sleep(0.002)
-        answer = await asyncio.wait_for(wire.reader.read(), 5)
+        answer = await asyncio.wait_for(wire.reader.read(), 30)
         assert [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]] == [200, 200, 400, 200, 200], cuts
 
 
@@ -135,7 +135,7 @@ async def test_trailers_are_bounded() -> None:
             before = process.memory_info().rss
             for _ in range(20_000):
                 wire.send(trailer)
-                await asyncio.wait_for(wire.writer.drain(), 5)
+                await asyncio.wait_for(wire.writer.drain(), 30)
                 if wire.reader.at_eof() or wire.reader._buffer:  # type: ignore[attr-defined]
                     break
             reply = await wire.reply()
@@ -279,7 +279,7 @@ async def test_half_closed_with_several_requests(served: Served) -> None:
         await served.service.arrived.wait()
         await asyncio.sleep(0.05)
         served.service.gate.set()
-        answer = await asyncio.wait_for(wire.reader.read(), 5)
+        answer = await asyncio.wait_for(wire.reader.read(), 30)
         assert [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]] == [100, *statuses]
 
 

@@ -86,7 +86,7 @@ async def serve_fake(timeouts: Timeouts = QUICK, config: Config = CONFIG) -> Asy
     yield served
     service.gate.set()
     front_end.stop(0.5)
-    await asyncio.wait_for(served.serving, 5)
+    await asyncio.wait_for(served.serving, 30)
     assert sock.fileno() == -1
     assert service.reserved == 0
 

@@ -38,7 +38,7 @@ class Served:
 
     def call(self, said: bytes = b"", fds: int = 0) -> socket.socket:
         caller = socket.socket(socket.AF_UNIX)
-        caller.settimeout(10)
+        caller.settimeout(30)
         caller.connect(str(self.path))
         if said:
             null = os.open(os.devnull, os.O_RDONLY)
@@ -65,7 +65,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     assert process.stdout.readline() == b"ready\n"
     yield Served(path, process)
     process.stdin.close()
-    assert process.wait(10) == 0
+    assert process.wait(30) == 0
     process.stdout.close()
     assert process.stderr is not None
     assert process.stderr.read() == b""
@@ -99,7 +99,7 @@ def test_a_child_whose_caller_says_half_a_specification_ends_with_its_caller(ser
     ours, theirs = socket.socketpair()
     read, write = os.pipe()
     with ours, theirs, socket.socket(socket.AF_UNIX) as caller:
-        caller.settimeout(10)
+        caller.settimeout(30)
         caller.connect(str(served.path))
         socket.send_fds(caller, [b"fork"], [write, theirs.fileno()])
         child = psutil.Process(int(caller.recv(32)))

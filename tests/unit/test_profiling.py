@@ -248,7 +248,7 @@ async def group(folder: Path, *profilers: Profiler) -> AsyncIterator[Group]:
         tasks = [asyncio.create_task(work) for work in (leader.listen(), *(f.follow() for f in followers))]
         yield Group(leader, followers, encoders)
         leader.stop()
-        await asyncio.wait_for(asyncio.gather(*tasks[1:]), 5)
+        await asyncio.wait_for(asyncio.gather(*tasks[1:]), 30)
         tasks[0].cancel()
         await asyncio.gather(tasks[0], return_exceptions=True)
 

@@ -177,7 +177,7 @@ async def test_an_engine_out_of_step_ends_the_run_and_leaves_its_jobs_suspect() 
         b.engine.gate.set()
         b.submit(job(1), job(2))
         with pytest.raises(ArithmeticError):
-            await asyncio.wait_for(b.running, 5)
+            await asyncio.wait_for(b.running, 30)
         assert b.suspects() == {1, 2}
         assert b.replies == []
 
@@ -206,7 +206,7 @@ async def test_stop_rejects_what_waits_and_finishes_what_runs() -> None:
         assert b.failed[5] is ErrorCode.DRAINING
         assert not b.running.done()
         b.engine.gate.set()
-        await asyncio.wait_for(b.running, 5)
+        await asyncio.wait_for(b.running, 30)
         assert b.completed == [1]
         assert b.engine.batches == [[1]]
 
@@ -215,7 +215,7 @@ async def test_stop_while_idle_ends_the_run() -> None:
     async with bench() as b:
         await b.settle()
         b.scheduler.stop()
-        await asyncio.wait_for(b.running, 5)
+        await asyncio.wait_for(b.running, 30)
 
 
 async def test_the_same_job_twice_is_one_job() -> None:

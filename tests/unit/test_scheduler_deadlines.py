@@ -89,7 +89,7 @@ async def bench(cache_bytes: int = 0) -> AsyncIterator[Bench]:
     finally:
         made.scheduler.stop()
         made.engine.may_run.set()
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 30)
 
 
 async def test_whose_time_is_over_is_told_at_once_and_where() -> None:

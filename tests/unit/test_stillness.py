@@ -18,17 +18,18 @@ while time.monotonic() < end:
     time.sleep(0.05)
     if gap := stillness.gap_s():
         print(gap, flush=True)
-        break
 """
 
 
 def test_a_stop_is_noticed_with_its_length() -> None:
+    began = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        began = time.monotonic()
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(2.0)
         os.kill(process.pid, signal.SIGCONT)
-        gap_s = float(process.stdout.readline())
-        assert 2.0 <= gap_s <= time.monotonic() - began + 0.2
+        # On a busy machine there may be others, and shorter ones.
+        gap_s = next(gap for gap in map(float, process.stdout) if gap >= 2.0)
+        assert gap_s <= time.monotonic() - began
+        process.kill()

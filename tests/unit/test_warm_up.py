@@ -235,4 +235,4 @@ async def test_a_follower_tells_a_warm_up_from_serving(tmp_path: Path, flag: str
         follower = FollowerWorker(Full(), compute, end, profiler)
         leader.send(RunBatch(order=0, shards=((),), trial=flag))
         with pytest.raises(error, match="memory"):
-            await asyncio.wait_for(follower.follow(), 5)
+            await asyncio.wait_for(follower.follow(), 30)

@@ -72,7 +72,7 @@ def test_the_language_model_gets_no_memory(sharded: Path, context: LoadContext) 
     (sharded / "c.safetensors").unlink()  # not even its file is needed
     model = model_of(load_adapter(sharded, context))
     parts = {name: p for name, p in model.named_parameters() if not name.startswith("model.visual.")}
-    assert len(parts) > 10
+    assert "lm_head.weight" in parts and not [name for name in parts if ".layers." in name]  # none is even built
     assert all(p.is_meta for p in parts.values())
 
 
