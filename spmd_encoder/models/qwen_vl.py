@@ -158,6 +158,7 @@ class QwenVLAdapter(FamilyAdapter):
         preprocessor = cls.load_preprocessor(folder)
         config: Any = from_folder(cls.config_class, folder)
         check_patches(preprocessor.processor, config.vision_config, folder)
+        _leave_out_layers(config.text_config)
         model = load_tower(cls.model_class, config, folder, cls.kept, cls.whole_plan(config), context)
         tower: Any = model.get_submodule(TOWER)
         if context.device.type == "cpu":
@@ -184,6 +185,13 @@ class QwenVLAdapter(FamilyAdapter):
         """The rows of each picture out of what `get_image_features` gives."""
         rows: Sequence[Tensor] = out.pooler_output
         return rows
+
+
+def _leave_out_layers(text: Any) -> None:
+    """Have no layer of the language half built: they are of no use here, and take longer to build than the tower."""
+    text.num_hidden_layers = 0
+    if getattr(text, "layer_types", None):
+        text.layer_types = []
 
 
 def check_patches(processor: Any, vision: Any, folder: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -218,7 +218,8 @@ def _targets(model: nn.Module, plan: TowerPlan) -> list[tuple[str, Split, bool]]
     in_blocks = [
         (f"{block}.{split.path}".rstrip("."), split, block == names[0]) for block in names for split in plan.in_block
     ]
-    once = [(split.path, split, True) for split in plan.once]
+    kinds = [replace(split, path="") for split in plan.once]
+    once = [(split.path, split, kinds.index(kinds[at]) == at) for at, split in enumerate(plan.once)]
     return in_blocks + once + [target for other in plan.others for target in _targets(model, other)]
 
 

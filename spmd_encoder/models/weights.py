@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -252,7 +252,19 @@ def _assign(model: PreTrainedModel, folder: Path, picked: _Picked, kept: _Kept) 
         name = picked.names[key]
         _refuse_shape(folder, name, piece.get_shape(), own[name].shape)
         weights[name] = piece[...].to(own[name].dtype)
-    model.load_state_dict(weights, strict=False, assign=True)
+    _assign_tensors(model, weights)
+
+
+def _assign_tensors(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """What `load_state_dict(assign=True)` does, of these tensors alone and not of every module."""
+    modules = dict(model.named_modules())
+    for name, tensor in weights.items():
+        path, _, own = name.rpartition(".")
+        holder = modules[path]
+        if own in holder._parameters:
+            holder._parameters[own] = nn.Parameter(tensor, requires_grad=False)
+        else:
+            holder._buffers[own] = tensor
 
 
 def _refuse_missing(folder: Path, missing: Sequence[str], unknown: Sequence[str]) -> None:
