@@ -27,8 +27,9 @@ test: $(VENV)/.dev check pytest
 
 check: lint format-check types imports
 
+# With bytecode, also where the environment says otherwise: hundreds of processes import the same modules.
 pytest: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
