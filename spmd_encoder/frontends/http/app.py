@@ -20,6 +20,7 @@ from spmd_encoder.errors import EncoderError
 from spmd_encoder.frontends.destinations import Destinations
 from spmd_encoder.frontends.http.backend import Backend
 from spmd_encoder.frontends.http.body import DEFAULT_TIMEOUTS, Timeouts
+from spmd_encoder.frontends.http.direct import DirectRoutes, direct_routes
 from spmd_encoder.frontends.http.embeddings import embeddings_routes
 from spmd_encoder.frontends.http.encode import encode_routes
 from spmd_encoder.frontends.http.envelope import Envelope
@@ -103,6 +104,7 @@ def create_app(
     )
     for router in routers:
         app.include_router(router)
+    app.add_middleware(DirectRoutes, table=direct_routes(routers))
     app.add_middleware(Envelope, metrics=metrics, hosts=hosts)
     app.add_exception_handler(EncoderError, _on_encoder_error)
     app.add_exception_handler(HttpError, _on_http_error)
