@@ -137,21 +137,26 @@ class PreparerPool:
         assert slot.process is not None and slot.line is not None
         process = slot.process
         before = self._cpu_seconds(process.pid)
-        exchange = asyncio.create_task(slot.line.ask(request, media))
-        self._tasks.add(exchange)
-        exchange.add_done_callback(self._answered)
-        done, _ = await asyncio.wait({exchange}, timeout=self._timeout_s)
-        if not done:
-            had = self._cpu_seconds(process.pid)
+        at_end: list[float | None] = []
+
+        def end() -> None:
+            at_end.append(self._cpu_seconds(process.pid))
             process.kill()  # which also ends the exchange
-            await asyncio.wait({exchange})
+
+        timer = asyncio.get_running_loop().call_later(self._timeout_s, end)
+        try:
+            reply, buffers = await slot.line.ask(request, media)
+        except ConnectionError:
+            if not at_end:
+                raise
             await self._lose(slot)
-            raise self._too_slow(request, None if before is None or had is None else had - before)
-        match exchange.result():
-            case PrepareFailed(code=code, message=message), _:
-                raise EncoderError(code, message)
-            case item, buffers:
-                return Prepared(item, buffers)
+            had = at_end[0]
+            raise self._too_slow(request, None if before is None or had is None else had - before) from None
+        finally:
+            timer.cancel()
+        if isinstance(reply, PrepareFailed):
+            raise EncoderError(reply.code, reply.message)
+        return Prepared(reply, buffers)
 
     def _check(self, request: Prepare) -> None:
         if (reason := self._refusals.reason(request.digest, time.monotonic())) is not None:
@@ -207,11 +212,6 @@ class PreparerPool:
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
-
-    def _answered(self, exchange: asyncio.Task[Any]) -> None:
-        self._tasks.discard(exchange)
-        if not exchange.cancelled():
-            exchange.exception()  # whoever waits for it sees it, if anybody does
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
