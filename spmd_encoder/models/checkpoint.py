@@ -117,8 +117,15 @@ def _keys_of(path: Path) -> tuple[str, ...]:
     try:
         with safe_open(path, framework="numpy") as file:
             return tuple(file.keys())
+    except MemoryError:
+        raise no_room(path) from None
     except (OSError, SafetensorError) as error:
         raise broken(path, error) from None
+
+
+def no_room(path: Path) -> StartupError:
+    """What is said of a weights file that the kernel does not map."""
+    return StartupError(f"the weights file {path} cannot be mapped into memory; save the checkpoint in smaller shards")
 
 
 def broken(path: Path, error: Exception) -> StartupError:

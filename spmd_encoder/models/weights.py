@@ -33,7 +33,7 @@ from transformers.utils import logging as transformers_logging
 
 from spmd_encoder.errors import StartupError
 from spmd_encoder.models.base import LoadContext
-from spmd_encoder.models.checkpoint import broken, shard_keys
+from spmd_encoder.models.checkpoint import broken, no_room, shard_keys
 from spmd_encoder.models.prefetch import prefetch
 from spmd_encoder.models.sharding import TowerPlan, pack_linears, shard_tower, verify_sharding
 
@@ -237,6 +237,8 @@ def _pick(
             raise StartupError(f"{folder} lacks the weights file {shard}, which its index names; download it") from None
         except (OSError, SafetensorError) as error:
             raise broken(folder / shard, error) from None
+        except (MemoryError, RuntimeError):  # torch's is the latter
+            raise no_room(folder / shard) from None
         opened[folder / shard] = wanted
     prefetch(opened)
     return _Picked(slices, names, converted, unknown)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -372,3 +374,29 @@ def test_a_retriever_in_transformers_format_is_taken(tmp_path: Path) -> None:
     adapter_class(registry.find("colqwen2")).tiny_checkpoint(tmp_path, seed=3)
     assert "ColQwen2ForRetrieval" in (tmp_path / "config.json").read_text()
     check_folder(tmp_path)
+
+
+@pytest.mark.parametrize("has_index", [False, True])
+def test_a_file_for_which_there_is_no_room_is_told_at_once(
+    has_index: bool, qwen: Path, tmp_path: Path, context: LoadContext
+) -> None:
+    folder = shutil.copytree(qwen, tmp_path / "large")
+    file = folder / checkpoint.SINGLE
+    body = file.read_bytes()
+    length = int.from_bytes(body[:8], "little")
+    header = json.loads(body[8 : 8 + length])
+    size, hole = len(body) - 8 - length, 2**36
+    header["lm_head.hole"] = {"dtype": "U8", "shape": [hole], "data_offsets": [size, size + hole]}
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + body[8 + length :])
+    os.truncate(file, 8 + len(text) + size + hole)
+    if has_index:
+        index = {"weight_map": {name: checkpoint.SINGLE for name in header if name != "__metadata__"}}
+        (folder / checkpoint.INDEX).write_text(json.dumps(index))
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hole, limits[1]))
+    try:
+        with pytest.raises(StartupError, match=r"cannot be mapped into memory; save the checkpoint in smaller shards"):
+            load_adapter(folder, context)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
