@@ -189,7 +189,8 @@ def test_each_beside_a_good_item_and_all_together(world: World) -> None:
             check(one, entry)
         assert off_by(vector(entries[-1]), vector(want)) <= TOLERANCE
     assert encode(world, [GOOD])[0]["embedding"] == want["embedding"]
-    assert processes(world) == before, "none of them ended a process"
+    # On a busy machine the second preparer may come later.
+    assert processes(world) >= before, "none of them ended a process"
     assert world.http.get("/health/ready").status_code == 200
 
 
