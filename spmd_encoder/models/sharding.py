@@ -152,6 +152,9 @@ def shard_tower(model: nn.Module, plan: TowerPlan, group: dist.ProcessGroup) -> 
         if dist.get_world_size(group) == 1:
             return []
         raise
+    if dist.get_world_size(group) == 1:  # nothing is cut: one module of each kind shows that ours compute the same
+        kinds = [replace(split, path="") for _, split, _ in targets]
+        targets = [(name, split, kinds.index(kinds[at]) == at) for at, (name, split, _) in enumerate(targets)]
     probes = []
     for name, split, first in targets:
         module = model.get_submodule(name)
@@ -218,8 +221,7 @@ def _targets(model: nn.Module, plan: TowerPlan) -> list[tuple[str, Split, bool]]
     in_blocks = [
         (f"{block}.{split.path}".rstrip("."), split, block == names[0]) for block in names for split in plan.in_block
     ]
-    kinds = [replace(split, path="") for split in plan.once]
-    once = [(split.path, split, kinds.index(kinds[at]) == at) for at, split in enumerate(plan.once)]
+    once = [(split.path, split, True) for split in plan.once]
     return in_blocks + once + [target for other in plan.others for target in _targets(model, other)]
 
 
