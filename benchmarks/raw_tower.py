@@ -28,6 +28,7 @@ from spmd_encoder.media.image import decode
 from spmd_encoder.models.base import Features, LoadContext
 from spmd_encoder.models.checkpoint import resolve_checkpoint
 from spmd_encoder.models.loading import load_adapter, resolve_dtype
+from spmd_encoder.worker.allocator import keep_freed_memory
 from spmd_encoder.worker.device import pick_device
 
 # As a scheduler: this many items are prepared ahead.
@@ -148,6 +149,7 @@ def main() -> None:
     answers = sys.stdout
     sys.stdout = sys.stderr  # whatever a library says is no answer
     torch.set_num_threads(args.threads)
+    keep_freed_memory()  # as a worker
     logging: Any = transformers.utils.logging
     logging.disable_progress_bar()
     files = [path.read_bytes() for path in sorted(args.pictures.iterdir())]

@@ -9,6 +9,9 @@ transformers' CPU time over ours at that batch size; `speedup_at_best_batch` com
 before: equal things, so that whatever it strays from 1 is the machine. `difference` is the largest between the sides'
 tokens, over the largest value.
 
+Each side has the memory of its own process: ours keeps what it frees as a worker does (`worker.allocator`), theirs as
+much as glibc keeps by itself when it has learnt most (64 MiB: twice the largest piece that it does not map).
+
 `--gains` puts ours without one of its parts in transformers' place, for each part in turn (Qwen towers only). Then
 `speedup` is what that part gains. Prints one JSON object.
 """
@@ -38,8 +41,10 @@ from spmd_encoder.models.base import FamilyAdapter, LoadContext
 from spmd_encoder.models.checkpoint import read_config
 from spmd_encoder.models.loading import load_adapter
 from spmd_encoder.models.qwen_vl import TOWER
+from spmd_encoder.worker.allocator import KEPT_BYTES, give_back_freed_memory, keep_freed_memory
 
 Batch = Mapping[str, Tensor]
+_GLIBC_KEEPS = 64 * 2**20
 
 
 def main() -> None:
@@ -79,18 +84,26 @@ def tower(geometry: Geometry, folder: Path, pairs: int, gains: bool, fast: bool)
         ask = getattr(whole, "get_image_features", whole)
         return compare(ours.forward, lambda batch: ask(**batch), batches, geometry.pictures, pairs)
     return {
-        part: compare(ours.forward, less(_ours(folder, fast), _theirs(folder).get_submodule(TOWER)), batches, 1, pairs)
+        part: compare(
+            ours.forward,
+            less(_ours(folder, fast), _theirs(folder).get_submodule(TOWER)),
+            *(batches, 1, pairs, KEPT_BYTES),
+        )
         for part, less in PARTS.items()
     }
 
 
-def compare(ours: Run, theirs: Run, batches: Mapping[int, Batch], pictures: int, pairs: int) -> dict[str, Any]:
+def compare(
+    ours: Run, theirs: Run, batches: Mapping[int, Batch], pictures: int, pairs: int, theirs_kept: int = _GLIBC_KEEPS
+) -> dict[str, Any]:
     """Both sides in turns; a side's measurement is of at least `pictures` pictures, whatever the batch size."""
     sides = {"ours": ours, "theirs": theirs}
+    kept = {"ours": KEPT_BYTES, "theirs": theirs_kept}
     taken: dict[tuple[str, int], list[tuple[float, float]]] = {(side, size): [] for side in sides for size in batches}
     for pair in range(pairs + 1):
         for size, batch in batches.items():
             for side in sorted(sides, reverse=pair % 2 == 1):
+                _settle(kept[side], sides[side], batch)
                 seconds = _measure(sides[side], batch, max(1, pictures // size))
                 if pair:  # the first one warms up
                     taken[side, size].append((seconds[0] / size, seconds[1] / size))
@@ -98,6 +111,14 @@ def compare(ours: Run, theirs: Run, batches: Mapping[int, Batch], pictures: int,
         alone = batches[min(batches)]
         difference = _difference(ours(alone), theirs(alone))
     return {"difference": difference, **_summary(taken, list(batches))}
+
+
+def _settle(kept_bytes: int, run: Run, batch: Batch) -> None:
+    """Begin with this side's memory, and with it in use."""
+    give_back_freed_memory()
+    keep_freed_memory(kept_bytes)
+    with torch.inference_mode():
+        run(batch)
 
 
 def _measure(run: Run, batch: Batch, times: int) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import resource
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,9 +20,6 @@ _FILMS = 4
 """How often a film's chosen frames may be: decoded, stacked, resized, and as the features' values."""
 _BYTES_PER_SECOND = 2 * 2**20
 """Of sound: samples in double precision, and their spectrum before it is made coarser."""
-_KEPT_BYTES = 64 * 2**20
-_LARGE_BYTES = 32 * 2**20  # the most that it takes
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # Pillow's words on an allocation that failed in a decoder, and torch's.
 _WORDS = ("decoder error -9", "out of memory", "can't allocate memory", "bad_alloc")
 
@@ -54,26 +50,6 @@ def limit_memory(num_bytes: int) -> None:
         limit = taken + num_bytes
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep what is freed for the next item, up to `_KEPT_BYTES`. It gives larger pieces back to the
-    system at once otherwise, which hands them out again page by page, cleared: half of the time that a small picture
-    took. Nothing with another library than glibc (mallopt(3))."""
-    if (libc := _glibc()) is not None:
-        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-
-
-def give_back_freed_memory() -> None:
-    """What `keep_freed_memory` has kept."""
-    if (libc := _glibc()) is not None:
-        libc.malloc_trim(0)
-
-
-def _glibc() -> ctypes.CDLL | None:
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -26,6 +26,7 @@ from spmd_encoder.runtime.local import EncoderRuntime, launch_local_runtime
 from spmd_encoder.runtime.phases import Phases
 from spmd_encoder.wire.messages import Beat, Joined, PreparerSpec, StopWorker, WorkerFailing, WorkerSpec, WorldRecord
 from spmd_encoder.wire.streams import Pipe, Stream, over_socket
+from spmd_encoder.worker.allocator import keep_freed_memory
 from spmd_encoder.worker.compute import ComputeThread
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def run_worker(spec: WorkerSpec, pipe: Pipe, starter: ProcessStarter[PreparerSpe
     origin = Origin(spec.rank, dp_rank, tp_rank, "worker", spec.epoch)
     setproctitle.setproctitle(origin.title())
     set_up_logging(origin, config.observability.log_level, config.observability.log_format)
+    keep_freed_memory()
     try:
         asyncio.run(_live(spec, config, layout, pipe, starter, phases, preloaded))
         return 0

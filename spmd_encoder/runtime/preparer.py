@@ -25,14 +25,7 @@ from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media import audio, image, video
 from spmd_encoder.media.base import FilmInfo, FilmLimits
 from spmd_encoder.media.frames import is_packed
-from spmd_encoder.media.memory import (
-    default_memory_bytes,
-    give_back_freed_memory,
-    is_out_of_memory,
-    keep_freed_memory,
-    limit_memory,
-    out_of_memory,
-)
+from spmd_encoder.media.memory import default_memory_bytes, is_out_of_memory, limit_memory, out_of_memory
 from spmd_encoder.media.pixels import Background
 from spmd_encoder.models.base import Features, Preprocessor
 from spmd_encoder.models.loading import load_preprocessor, modalities_of
@@ -42,12 +35,14 @@ from spmd_encoder.wire.messages import PreparerSpec
 from spmd_encoder.wire.preparing import Prepare, PreparedItem, PrepareFailed, PreparerReady
 from spmd_encoder.wire.shared_memory import SharedMemory
 from spmd_encoder.wire.streams import FrameSocket, send_with_descriptor
+from spmd_encoder.worker.allocator import give_back_freed_memory, keep_freed_memory
 from spmd_encoder.worker.encoder import specs_of
 from spmd_encoder.worker.faults import Faults
 
 log = logging.getLogger(__name__)
 _OOM_SCORE = "800"
 _IDLE_S = 2.0
+_KEPT_BYTES = 64 * 2**20
 
 
 def run_preparer(spec: PreparerSpec, sock: socket.socket) -> int:
@@ -65,7 +60,7 @@ def run_preparer(spec: PreparerSpec, sock: socket.socket) -> int:
     preparer = Preparer(load_preprocessor(Path(spec.folder)), Faults.parse(config.faults), config)
     most = config.limits.preparer_memory_bytes
     limit_memory(default_memory_bytes(config, modalities_of(Path(spec.folder))) if most is None else most)
-    keep_freed_memory()
+    keep_freed_memory(_KEPT_BYTES)
     wire: FrameSocket[Prepare] = FrameSocket(sock, Prepare)
     shared = SharedMemory.create()
     try:

@@ -7,9 +7,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+from spmd_encoder.worker.allocator import give_back_freed_memory
 
 T = TypeVar("T")
+_Call: TypeAlias = tuple[Callable[[], Any], asyncio.Future[Any]]
+_IDLE_S = 2.0
 
 
 class ComputeThread:
@@ -20,7 +24,7 @@ class ComputeThread:
     """
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._started: float | None = None
         self.cpu_s = 0.0
@@ -48,7 +52,7 @@ class ComputeThread:
         self._thread.join()
 
     def _run(self) -> None:
-        while (entry := self._calls.get()) is not None:
+        while (entry := self._next()) is not None:
             call, future = entry
             self._started = time.monotonic()
             try:
@@ -59,6 +63,13 @@ class ComputeThread:
             self.cpu_s = time.thread_time()
             self._loop.call_soon_threadsafe(_resolve, future, result, error)
             del call, future, result, error, entry
+
+    def _next(self) -> _Call | None:
+        try:
+            return self._calls.get(timeout=_IDLE_S)
+        except queue.Empty:
+            give_back_freed_memory()
+            return self._calls.get()
 
 
 def _resolve(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
