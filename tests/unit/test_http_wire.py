@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+import psutil
 import pytest
 
 from spmd_encoder.config import Config
@@ -107,6 +109,24 @@ async def test_keep_alive_and_pipelining(served: Served) -> None:
     await asyncio.sleep(0.5)  # longer than the headers' time: an idle connection is no slow sender
     wire.send(post(GOOD))
     assert (await wire.reply()).status == 200
+
+
+async def test_a_reply_waits_for_no_acknowledgement(served: Served) -> None:
+    """Whatever socket it was given: 40 ms for each reply on Linux."""
+    wire = await served.connect()
+    wire.send(post(GOOD))
+    assert (await wire.reply()).status == 200
+    assert nodelay_of_accepted(served.address) == [1]
+
+
+def nodelay_of_accepted(address: tuple[str, int]) -> list[int]:
+    """Of the connections that this process has accepted at `address`."""
+    connections = [c for c in psutil.Process().net_connections("tcp4") if c.laddr == address and c.raddr]
+    values = []
+    for connection in connections:
+        with socket.socket(fileno=os.dup(connection.fd)) as sock:
+            values.append(int(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+    return values
 
 
 async def test_slow_headers(served: Served) -> None:

@@ -60,6 +60,8 @@ class HttpFrontEnd:
         shared: Shared | None = None,
     ) -> None:
         self._sock = sock
+        # Its connections inherit it. Else a reply's body would wait for the other side to acknowledge its head.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._owns_shared = shared is None
         self.shared = shared = shared or Shared.open(service, config)
         settings: dict[str, object] = {"header_s": timeouts.header_s, "reply_idle_s": timeouts.reply_idle_s}
