@@ -53,7 +53,7 @@ class ZmqPush(Generic[ParcelT]):
         self._allowed_hosts = frozenset(map(str.lower, allowed_hosts))
         self._context = zmq.Context()
         self._context.setsockopt(zmq.MAX_SOCKETS, 64 + 16 * max_peers)  # three each, and those that end still
-        self._peers: dict[PushEndpoint, PushPeer] = {}
+        self._peers: dict[PushEndpoint, PushPeer] = {}  # the one that was asked for last is the last
         self._room = asyncio.Event()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
@@ -115,6 +115,7 @@ class ZmqPush(Generic[ParcelT]):
         while not self._closed:
             peer = self._peers.get(endpoint)
             if peer is not None and not peer.is_lost:
+                self._peers[endpoint] = self._peers.pop(endpoint)
                 return peer
             self._drop(endpoint, "it closed the connection")
             if len(self._peers) < self._max_peers or self._evict_oldest():
@@ -127,11 +128,10 @@ class ZmqPush(Generic[ParcelT]):
 
     def _evict_oldest(self) -> bool:
         """Make a place. False where all connections are in use."""
-        idle = [peer for peer in self._peers.values() if peer.is_idle]
-        if idle:
-            oldest = min(idle, key=lambda peer: peer.last_used)
+        oldest = next((peer for peer in self._peers.values() if peer.is_idle), None)
+        if oldest is not None:
             self._drop(oldest.endpoint, "its place was needed", linger_s=_LINGER_S)
-        return bool(idle)
+        return oldest is not None
 
     def _drop(self, endpoint: PushEndpoint, why: str, *, linger_s: float = 0.0) -> None:
         if (peer := self._peers.pop(endpoint, None)) is not None:

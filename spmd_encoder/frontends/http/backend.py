@@ -18,6 +18,9 @@ from spmd_encoder.frontends.http.body import Timeouts
 from spmd_encoder.frontends.remote import Fetcher
 
 T = TypeVar("T")
+INLINE_BYTES = 32 * 1024
+"""Bodies up to this size are read on the event loop: a change of threads costs more than most of them, and the worst
+that are known (headers and bodies in thousands of pieces) take some 12 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,3 +49,7 @@ class Backend:
     async def run(self, job: Callable[[], T]) -> T:
         """The result of `job`, which is too heavy for the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, job)
+
+    async def read(self, job: Callable[[], T], num_bytes: int) -> T:
+        """The result of `job`, which reads a body of `num_bytes`: off the event loop, but for small ones."""
+        return job() if num_bytes <= INLINE_BYTES else await self.run(job)

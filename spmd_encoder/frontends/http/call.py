@@ -19,7 +19,7 @@ from spmd_encoder.errors import EncoderError, ErrorCode, time_over
 from spmd_encoder.frontends.account import Account
 from spmd_encoder.frontends.base import ItemNaming, ParsedItem, SourceItem, check_request_id
 from spmd_encoder.frontends.exchange import Exchange
-from spmd_encoder.frontends.http.backend import Backend
+from spmd_encoder.frontends.http.backend import INLINE_BYTES, Backend
 from spmd_encoder.frontends.http.body import body_chunks
 from spmd_encoder.frontends.http.deadline import header_timeout_s
 from spmd_encoder.frontends.http.exchange import exchange_of
@@ -29,9 +29,6 @@ from spmd_encoder.frontends.http.reply import HeldResponse
 from spmd_encoder.frontends.remote import fetch_and_encode
 
 T = TypeVar("T")
-# Bodies up to this size are read on the event loop: a change of threads costs more than most of them, and the worst
-# that are known (headers and bodies in thousands of pieces) take some 12 ms.
-_INLINE_BYTES = 32 * 1024
 
 
 async def respond(request: Request, backend: Backend, handle: Callable[[Call], Awaitable[Rendered]]) -> Response:
@@ -81,7 +78,7 @@ class Call:
         It is dropped where it has not begun when the client disconnects or the time is over. Raises what `job` raises,
         and `EncoderError` CANCELLED or DEADLINE_EXCEEDED.
         """
-        if num_bytes <= _INLINE_BYTES:
+        if num_bytes <= INLINE_BYTES:
             return job()
         try:
             async with asyncio.timeout_at(self._time_is_over()):

@@ -61,7 +61,7 @@ def sglang_routes(backend: Backend, dialect: SglangDialect) -> APIRouter:
             limits = backend.item_limits
             read = partial(read_encode, fields, push, max_items=backend.max_items, limits=limits, deadline=deadline)
             # The call is held nowhere here: its items must not outlive their account.
-            work = dialect.encode(await backend.run(read), media, account.add)
+            work = dialect.encode(await backend.read(read, call.num_bytes), media, account.add)
         except BaseException:
             media.close()
             raise
@@ -99,11 +99,12 @@ def sglang_routes(backend: Backend, dialect: SglangDialect) -> APIRouter:
 
 
 class _SglangCall:
-    """One request's body. `req_id` is what an error's reply names, once it is known."""
+    """One request's body, of `num_bytes`. `req_id` is what an error's reply names, once it is known."""
 
     def __init__(self, request: Request, backend: Backend) -> None:
         self._request = request
         self._backend = backend
+        self.num_bytes = 0
         self.req_id: str | None = None
 
     async def fields(self, account: Account, max_bytes: int, until: float = math.inf) -> Fields:
@@ -112,7 +113,8 @@ class _SglangCall:
         timeouts = self._backend.timeouts
         chunks = body_chunks(self._request, account, max_bytes=max_bytes, timeouts=timeouts, until=until)
         body = await read_body(chunks)
-        fields = await self._backend.run(partial(read_fields, body)) if len(body) > 4096 else read_fields(body)
+        self.num_bytes = len(body)
+        fields = await self._backend.read(partial(read_fields, body), len(body))
         self.req_id = part_id_of(fields)
         return fields
 
