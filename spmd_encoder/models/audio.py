@@ -21,9 +21,12 @@ def check_length(sound: Sound, max_s: float, *, min_samples: int = 1) -> None:
     """Raises EncoderError: TOO_LARGE above `max_s` seconds, MEDIA_CORRUPT below `min_samples`."""
     count = len(sound.samples)
     if count > max_s * sound.rate:
+        # Of a few samples too many, so many digits that the two numbers are not the same.
+        digits = next((n for n in range(2, 10) if round(count / sound.rate, n) > max_s), 10)
         raise EncoderError(
             ErrorCode.TOO_LARGE,
-            f"the sound lasts {count / sound.rate:.2f} s, and this model takes at most {max_s:g} s; send it in pieces",
+            f"the sound lasts {count / sound.rate:.{digits}f} s, and this model takes at most {max_s:g} s; "
+            "send it in pieces",
         )
     if count < min_samples:
         raise EncoderError(

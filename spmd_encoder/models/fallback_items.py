@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,6 +73,10 @@ class FallbackPreprocessor(Preprocessor):
         return dict(self._why)
 
     def cost_table(self) -> CostTable:
+        return self._costs
+
+    @cached_property
+    def _costs(self) -> CostTable:
         table = self._pictures.cost_table() if self._pictures else CostTable(patch=PATCH)
         return replace(
             table,
@@ -96,11 +101,13 @@ class FallbackPreprocessor(Preprocessor):
             return super().preprocess_audio(sound)
         check_length(sound, self._sounds.max_s)
         what = f"a sound of {1000 * len(sound.samples) / sound.rate:.1f} ms"
+        # What fails for a length alone, where a sample of a second did not.
+        is_short = len(sound.samples) < min(_SECONDS) * sound.rate
         try:
             made = self._sounds.made(sound)
         except Exception as error:
-            raise _refused(what, error) from error
-        return self._features(Modality.AUDIO, made, self._sounds.cost(made), what)
+            raise _refused(what, error, is_short=is_short) from error
+        return self._features(Modality.AUDIO, made, self._sounds.cost(made), what, is_short=is_short)
 
     def choose_frames(self, info: FilmInfo, options: ItemOptions) -> Sequence[int]:
         return super().choose_frames(info, options) if self._films is None else self._films.choose(info, options)
@@ -177,12 +184,14 @@ class FallbackPreprocessor(Preprocessor):
             if first is not None and width != widths[first]:
                 self._why[modality] = f"its rows have {width} values, where those of {first} items have {widths[first]}"
 
-    def _features(self, modality: Modality, made: Mapping[str, Tensor], cost: int, what: str) -> Features:
+    def _features(
+        self, modality: Modality, made: Mapping[str, Tensor], cost: int, what: str, *, is_short: bool = False
+    ) -> Features:
         try:
             inputs = self.model.inputs(modality, made)
             outcome = self.model.outcome(modality, inputs)
         except Exception as error:
-            raise _refused(what, error) from error
+            raise _refused(what, error, is_short=is_short) from error
         if not outcome.rows:
             raise EncoderError(ErrorCode.MEDIA_CORRUPT, f"{what} cannot be encoded: this model gives no row for it")
         if not all(any(_lies_in(name, part) for part in self.kept) for name in outcome.touched):
@@ -220,9 +229,11 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _refused(what: str, error: Exception) -> EncoderError:
+def _refused(what: str, error: Exception, *, is_short: bool = False) -> EncoderError:
     if is_out_of_memory(error):
         return out_of_memory()
+    if is_short:
+        return EncoderError(ErrorCode.MEDIA_CORRUPT, f"{what} cannot be encoded: it is too short for this model")
     said = f"{type(error).__name__}: {first_line(error)}"
     return EncoderError(
         ErrorCode.MEDIA_CORRUPT, f"{what} cannot be encoded: the model's own code does not take it ({said})"

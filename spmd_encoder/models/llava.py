@@ -40,7 +40,7 @@ class LlavaAdapter(VisionLanguageAdapter):
         config: Any = from_folder(LlavaConfig, folder)
         vision = config.vision_config
         if vision.model_type == "pixtral":
-            return PixtralPreprocessor(processor, vision.patch_size, merge=1)
+            return PixtralPreprocessor(processor, vision, folder, merge=1)
         patches = (vision.image_size // vision.patch_size) ** 2
         return single_tile(processor, vision, patches + class_rows(config), folder)
 

@@ -14,6 +14,7 @@ from spmd_encoder.media.capabilities import without_decoder
 from spmd_encoder.models import registry
 from spmd_encoder.models.base import FamilyAdapter, LoadContext, Preprocessor
 from spmd_encoder.models.checkpoint import read_config, read_model_type
+from spmd_encoder.models.settings import refuse_absurd_sizes, settings_of
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +31,20 @@ def adapter_class(entry: registry.FamilyEntry) -> type[FamilyAdapter]:
 
 def load_adapter(folder: Path, context: LoadContext) -> FamilyAdapter:
     """This rank's shard of the checkpoint. Collective over `context.group`. Raises StartupError."""
-    return adapter_class(registry.find(read_model_type(folder))).load(folder, context)
+    cls = adapter_class(registry.find(read_model_type(folder)))
+    refuse_absurd_sizes(folder)
+    with settings_of(folder):
+        adapter = cls.load(folder, context)
+        adapter.cost_table()  # its arithmetic too is on the checkpoint's settings
+    return adapter
 
 
 def load_preprocessor(folder: Path) -> Preprocessor:
     """Only what makes features for the checkpoint in `folder`. Raises StartupError."""
-    return adapter_class(registry.find(read_model_type(folder))).load_preprocessor(folder)
+    cls = adapter_class(registry.find(read_model_type(folder)))
+    refuse_absurd_sizes(folder)
+    with settings_of(folder):
+        return cls.load_preprocessor(folder)
 
 
 def modalities_of(folder: Path) -> tuple[Modality, ...]:

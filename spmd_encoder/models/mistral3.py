@@ -47,7 +47,7 @@ class Mistral3Adapter(VisionLanguageAdapter):
     def load_preprocessor(cls, folder: Path) -> PixtralPreprocessor:
         config: Any = from_folder(Mistral3Config, folder)
         processor = from_folder(PixtralImageProcessorPil, folder)
-        return PixtralPreprocessor(processor, config.vision_config.patch_size, config.spatial_merge_size)
+        return PixtralPreprocessor(processor, config.vision_config, folder, merge=config.spatial_merge_size)
 
     def pack(self, items: Sequence[Features]) -> dict[str, Tensor]:
         """As the others'. A picture of one row goes twice where it is alone: transformers takes the only row for the

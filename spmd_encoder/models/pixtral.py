@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from spmd_encoder.api.cost import CostTable
+from spmd_encoder.errors import StartupError
 from spmd_encoder.models.attention import SegmentAttention
 from spmd_encoder.models.base import Features, Preprocessor
 from spmd_encoder.models.feed_forward import feed_forward
@@ -20,9 +22,17 @@ from spmd_encoder.models.sharding import Split
 class PixtralPreprocessor(Preprocessor):
     """One picture as `pixel_values` `[1, 3, height, width]`, each side a multiple of patch times merge."""
 
-    def __init__(self, processor: Any, patch: int, merge: int) -> None:
+    def __init__(self, processor: Any, vision: Any, folder: Path, *, merge: int) -> None:
+        """`vision` is the tower's configuration. Raises StartupError where its heads do not go with its width."""
+        heads, each, width = vision.num_attention_heads, vision.head_dim, vision.hidden_size
+        # The positions are made for `head_dim` values, the queries for as many as the width has for each head.
+        if heads * each != width:
+            raise StartupError(
+                f"{folder}: config.json asks for {heads} heads of {each} values (num_attention_heads, head_dim) in a "
+                f"tower of {width} (hidden_size), which is not their product"
+            )
         self.processor = processor
-        self._patch, self._merge = patch, merge
+        self._patch, self._merge = vision.patch_size, merge
 
     def cost_table(self) -> CostTable:
         size = self.processor.size

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from spmd_encoder.api.processes import ProcessStarter
 from spmd_encoder.api.profiling import ProfileOutcome
-from spmd_encoder.api.types import ModelInfo
+from spmd_encoder.api.types import Modality, ModelInfo
 from spmd_encoder.config import Config
 from spmd_encoder.distributed.channel import FollowerChannel, LeaderChannel
 from spmd_encoder.distributed.groups import TorchStore, connect_store, epoch_scope, form_tp_group, own_group
@@ -151,8 +151,9 @@ async def _build_leader(place: _Place) -> RankLoop:
     place.phases.done("load")
     worker = LeaderWorker(encoder, place.compute, channel, _profiler(place, encoder))
     engine = TowerEngine(encoder.adapter, worker, pool, faults, pins=encoder.device.type == "cuda")
+    modalities = served_modalities(encoder.adapter)
     if config.lifecycle.warm_up:
-        await _warm_up(place, encoder, engine)
+        await _warm_up(place, encoder, engine, modalities)
         place.phases.done("warm_up")
     # The dispatcher's probe comes at once, and its time is for a picture and not for a process that imports.
     await pool.wait_ready()
@@ -175,7 +176,7 @@ async def _build_leader(place: _Place) -> RankLoop:
         config_digest=config.digest(),
         replica=place.replica,
         epoch=spec.epoch,
-        model=_model_info(place, encoder.adapter),
+        model=_model_info(place, encoder.adapter, modalities),
         cost=encoder.adapter.cost_table(),
         load_s=place.phases.seconds["load"],
         tower_bytes=encoder.adapter.tower_bytes,
@@ -185,7 +186,7 @@ async def _build_leader(place: _Place) -> RankLoop:
     return LeaderLoop(scheduler, dealer, worker, pool, hello)
 
 
-async def _warm_up(place: _Place, encoder: MMEncoder, engine: TowerEngine) -> None:
+async def _warm_up(place: _Place, encoder: MMEncoder, engine: TowerEngine, modalities: tuple[Modality, ...]) -> None:
     limits, adapter = place.config.limits, encoder.adapter
     bounds = Bounds(
         max_items=limits.max_batch_items,
@@ -194,10 +195,10 @@ async def _warm_up(place: _Place, encoder: MMEncoder, engine: TowerEngine) -> No
     )
     table = adapter.cost_table()
     # A replica that is formed anew has found out already what fits, and others wait for it.
-    large = large_trials(table, adapter.modalities, bounds) if place.spec.epoch == 0 else []
-    small = small_trials(table, adapter.modalities)
+    large = large_trials(table, modalities, bounds) if place.spec.epoch == 0 else []
+    small = small_trials(table, modalities)
     seconds = SECONDS[encoder.device.type]
-    done = await warm_up(engine.try_out, adapter.preprocessor, small, large, seconds=seconds)
+    done = await warm_up(engine.try_out, adapter.preprocessor, small, large, folder=place.folder, seconds=seconds)
     log.info("warm-up: %s", done)
 
 
@@ -296,7 +297,7 @@ def _load(place: _Place, *, orders_address: str | None) -> MMEncoder:
     return MMEncoder(adapter, spread, device)
 
 
-def _model_info(place: _Place, adapter: FamilyAdapter) -> ModelInfo:
+def _model_info(place: _Place, adapter: FamilyAdapter, modalities: tuple[Modality, ...]) -> ModelInfo:
     config = place.config
     dtype: torch.dtype = resolve_dtype(config.model.dtype, place.folder)
     return ModelInfo(
@@ -306,7 +307,7 @@ def _model_info(place: _Place, adapter: FamilyAdapter) -> ModelInfo:
         dtype=str(dtype).removeprefix("torch."),
         outputs=adapter.outputs,
         default_output=adapter.default_output,
-        modalities=served_modalities(adapter),
+        modalities=modalities,
         embedding_dims=dict(adapter.embedding_dims),
         random_weights=is_random(config.model.model_path) or is_random(place.folder),
         revision=config.model.revision,

@@ -1,7 +1,8 @@
 """A replica's tower runs before its leader says hello: no request is to pay for, or fail on, what can be found then.
 
 The batches go the way of all batches, on every rank of the group: a tiny item, a very long picture, then ever larger
-ones, up to what the limits allow and as far as the time that is given reaches.
+ones, up to what the limits allow and as far as the time that is given reaches. Films are among them where a model takes
+no pictures: elsewhere they go through the same tower.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 from PIL import Image
 
 from spmd_encoder.api.cost import CostTable
-from spmd_encoder.api.types import Modality
+from spmd_encoder.api.types import ItemOptions, MediaItem, Modality
 from spmd_encoder.errors import EncoderError
-from spmd_encoder.media.base import Sound
+from spmd_encoder.media.base import Film, FilmInfo, Sound
 from spmd_encoder.models.base import Features, Preprocessor
+from spmd_encoder.models.settings import settings_of
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +40,14 @@ _PLAIN_SIDE, _TILED_SIDE = 224, 4096
 _SHORT_S = 1.0
 _WINDOW_S = 30.0
 """Of a large batch's sounds, however long a sound the family takes: what most of them take at once."""
+_FILM_S, _FPS = 10.0, 8.0
+"""Length of a large batch's films, and frames of a second before any are chosen."""
 _TOKENS_FLAG, _PIXELS_FLAG = "--max-batch-tokens", "--max-image-pixels"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A batch of `count` equal items: pictures of `size` (width, height), or sounds of `seconds`.
+    """A batch of `count` equal items: pictures of `size` (width, height), sounds of `seconds`, or films with both.
 
     `cost` is the whole batch's, in encoder tokens; `flag` is the one to lower where it is too much.
     """
@@ -74,6 +79,8 @@ class WarmUp:
     left_out: Trial | None
 
     def __str__(self) -> str:
+        if not self.batches:
+            return f"nothing that this model takes was tried, in {self.seconds:.2f} s"
         said = f"{self.batches} batches of up to {self.cost} tokens in {self.seconds:.2f} s"
         return f"{said}; one of {self.left_out.cost} would take too long" if self.left_out else said
 
@@ -85,6 +92,8 @@ def small_trials(table: CostTable, modalities: Collection[Modality]) -> list[Tri
         found += [Trial(modality=Modality.IMAGE, cost=table.image_tokens(*s), size=s) for s in (_TINY, _LONG)]
     if Modality.AUDIO in modalities and table.audio is not None:
         found.append(Trial(modality=Modality.AUDIO, cost=table.audio.tokens(_SHORT_S), seconds=_SHORT_S))
+    if _by_films(table, modalities):
+        found += [_films(table, _TINY, _SHORT_S), _films(table, (_PLAIN_SIDE, _PLAIN_SIDE), _SHORT_S)]
     return found
 
 
@@ -97,7 +106,19 @@ def large_trials(table: CostTable, modalities: Collection[Modality], bounds: Bou
         for count in _counts(price, bounds):
             sounds = Trial(modality=Modality.AUDIO, cost=count * price, count=count, seconds=seconds)
             trials.append(sounds)
+    if _by_films(table, modalities):
+        one = _films(table, (_PLAIN_SIDE, _PLAIN_SIDE), _FILM_S)
+        trials += [replace(one, count=count, cost=count * one.cost) for count in _counts(one.cost, bounds)]
     return sorted(trials, key=lambda trial: trial.cost)
+
+
+def _by_films(table: CostTable, modalities: Collection[Modality]) -> bool:
+    return Modality.VIDEO in modalities and Modality.IMAGE not in modalities and table.video is not None
+
+
+def _films(table: CostTable, size: tuple[int, int], seconds: float) -> Trial:
+    film = MediaItem(modality=Modality.VIDEO, data=b"", digest="", width=size[0], height=size[1], seconds=seconds)
+    return Trial(modality=Modality.VIDEO, cost=table.tokens(film), size=size, seconds=seconds)
 
 
 def _pictures(table: CostTable, bounds: Bounds) -> Iterator[Trial]:
@@ -144,7 +165,28 @@ def features_for(preprocessor: Preprocessor, trial: Trial) -> list[Features]:
         samples = 0.1 * np.random.default_rng(0).standard_normal(int(trial.seconds * rate), np.float32)
         return [preprocessor.preprocess_audio(Sound(samples=samples, rate=rate))] * trial.count
     noise = Image.effect_noise(trial.size, 64).convert("RGB")
+    if trial.modality is Modality.VIDEO:
+        return [preprocessor.preprocess_video(_film(preprocessor, noise, trial.seconds))] * trial.count
     return [preprocessor.preprocess(noise)] * trial.count
+
+
+def _features_or_none(preprocessor: Preprocessor, trial: Trial, folder: Path) -> list[Features] | None:
+    with settings_of(folder):
+        try:
+            return features_for(preprocessor, trial)
+        except EncoderError as error:
+            log.debug("the warm-up leaves out what this model does not take: %s", error.message)
+            return None
+
+
+def _film(preprocessor: Preprocessor, picture: Image.Image, seconds: float) -> Film:
+    """One that shows the picture all the time, with the frames that the family chooses."""
+    width, height = picture.size
+    count = int(seconds * _FPS)
+    info = FilmInfo(num_frames=count, fps=_FPS, seconds=seconds, width=width, height=height)
+    chosen = tuple(preprocessor.choose_frames(info, ItemOptions()))
+    times = tuple(index / _FPS for index in chosen)
+    return Film(frames=(np.asarray(picture),) * len(chosen), times=times, indices=chosen, info=info)
 
 
 async def warm_up(
@@ -153,39 +195,38 @@ async def warm_up(
     small: Sequence[Trial],
     large: Sequence[Trial],
     *,
+    folder: Path,
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> WarmUp:
     """Run `small`, and of `large` as many as will not take longer than `seconds`, by the time that the last one took.
 
     `run(items, flag)` runs one batch. Raises what it raises: StartupError where a batch shows that the model cannot
-    be served like this.
+    be served like this, or where the settings in `folder`, the checkpoint's, break its processor.
     """
     began = clock()
     batches = cost = 0
+    took, of_cost = 0.0, 1
 
-    async def one(trial: Trial) -> float:
-        nonlocal batches, cost
+    async def one(trial: Trial) -> None:
+        nonlocal batches, cost, took, of_cost
         started = clock()
-        try:
-            items = await asyncio.to_thread(features_for, preprocessor, trial)
-        except EncoderError as error:
-            log.debug("the warm-up leaves out what this model does not take: %s", error.message)
-            return clock() - started
+        items = await asyncio.to_thread(_features_or_none, preprocessor, trial, folder)
+        if items is None:
+            return
         await run(items, trial.flag)
         batches, cost = batches + 1, max(cost, trial.cost)
-        return clock() - started
+        took, of_cost = clock() - started, trial.cost
 
-    left_out = None
     # What is made at the first run is no measure of the next.
-    took, of_cost = 0.0, 1
     for trial in [*small[:1], *small]:
-        took, of_cost = await one(trial), trial.cost
-    spent = 0.0
+        await one(trial)
+    left_out, spent = None, 0.0
     for trial in large:
         if spent + took * (trial.cost / of_cost) ** _POWER > seconds:
             left_out = trial
             break
-        took, of_cost = await one(trial), trial.cost
-        spent += took
+        started = clock()
+        await one(trial)
+        spent += clock() - started
     return WarmUp(batches=batches, cost=cost, seconds=clock() - began, left_out=left_out)

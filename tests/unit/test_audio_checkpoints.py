@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
 from spmd_encoder.media.base import Sound
 from spmd_encoder.models import checkpoint
+from spmd_encoder.models.audio import check_length
 from spmd_encoder.models.audio_families import AUDIO_FAMILIES
 from spmd_encoder.models.base import LoadContext, TowerOutput
 from spmd_encoder.models.families import FamilyEntry
@@ -100,3 +101,13 @@ def test_the_whole_processor_says_how_long_a_sound_may_be(family: str, tiny: dic
     with pytest.raises(EncoderError, match="takes at most 4 s") as caught:
         preprocessor.preprocess_audio(Sound(samples=np.zeros(4 * rate + 1, np.float32), rate=rate))
     assert caught.value.code is ErrorCode.TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [(480_001, "lasts 30.0001 s"), (480_016, "lasts 30.001 s"), (488_000, "lasts 30.50 s"), (976_000, "lasts 61.00 s")],
+)
+def test_a_sound_that_is_a_little_too_long_does_not_seem_to_fit(samples: int, words: str) -> None:
+    with pytest.raises(EncoderError, match=words) as caught:
+        check_length(Sound(samples=np.zeros(samples, np.float32), rate=16_000), 30.0)
+    assert "takes at most 30 s" in caught.value.message

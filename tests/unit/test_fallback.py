@@ -119,6 +119,16 @@ def test_a_sound_is_not_so_long_that_attention_over_all_of_it_takes_most_of_the_
     assert caught.value.code is ErrorCode.TOO_LARGE
 
 
+@pytest.mark.parametrize(("name", "samples"), [("omniasr", 1), ("omniasr", 399), ("gemma4", 100)])
+def test_a_sound_that_a_model_has_too_little_of_is_told_so(name: str, samples: int, tmp_path: Path) -> None:
+    next(one for one in STRANGERS if one.name == name).write(tmp_path)
+    made = load_preprocessor(tmp_path)
+    with pytest.raises(EncoderError, match="too short for this model") as caught:
+        made.preprocess_audio(sound(samples / made.sampling_rate, made.sampling_rate))
+    assert caught.value.code is ErrorCode.MEDIA_CORRUPT
+    assert "Error" not in caught.value.message
+
+
 def test_weights_that_are_missing_are_named(tmp_path: Path, context: LoadContext) -> None:
     adapter_class(registry.FALLBACK).tiny_checkpoint(tmp_path, seed=1)
     weights = load_file(tmp_path / SINGLE)

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_encoder.api.cost import AudioCost, CostTable
+from spmd_encoder.api.cost import AudioCost, CostTable, VideoCost
 from spmd_encoder.api.profiling import ProfileOutcome
-from spmd_encoder.api.types import Modality
+from spmd_encoder.api.types import ItemOptions, Modality
 from spmd_encoder.distributed.channel import FollowerChannel, LeaderChannel
 from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
-from spmd_encoder.media.base import Sound
+from spmd_encoder.media.base import Film, FilmInfo, Sound
 from spmd_encoder.models.base import Features, Preprocessor
 from spmd_encoder.models.loading import load_preprocessor
 from spmd_encoder.runtime.phases import Phases
@@ -35,7 +35,9 @@ QWEN = CostTable(patch=14, merge=2, min_pixels=56 * 56, max_pixels=28 * 28 * 163
 FIXED = CostTable(patch=14, fixed_tokens=576)
 SOUND = CostTable(audio=AudioCost(tokens_per_s=50, min_s=30, max_s=30))
 BOUNDS = Bounds(max_items=8, max_tokens=16384, max_pixels=100_000_000)
-IMAGE, AUDIO = (Modality.IMAGE,), (Modality.AUDIO,)
+FILMS = CostTable(video=VideoCost(fps=2, min_frames=4, max_frames=16, frames_per_step=2, tokens_per_step=10))
+IMAGE, AUDIO, VIDEO = (Modality.IMAGE,), (Modality.AUDIO,), (Modality.VIDEO,)
+HERE = Path("/checkpoint")
 
 tables = st.one_of(
     st.builds(
@@ -127,7 +129,7 @@ class Replica:
 
     async def warm_up(self, large: Sequence[Trial], seconds: float) -> WarmUp:
         small = small_trials(SOUND, AUDIO)
-        return await warm_up(self.run, Picky(), small, large, seconds=seconds, clock=lambda: self.now)
+        return await warm_up(self.run, Picky(), small, large, folder=HERE, seconds=seconds, clock=lambda: self.now)
 
 
 def sounds(*counts: int) -> list[Trial]:
@@ -162,8 +164,64 @@ async def test_no_time_means_the_small_ones_only() -> None:
 async def test_what_the_family_does_not_take_is_left_out() -> None:
     small = [*small_trials(QWEN, IMAGE), *small_trials(SOUND, AUDIO)]
     replica = Replica(per_token=0.1)
-    done = await warm_up(replica.run, Picky(), small, [], seconds=1.0, clock=lambda: replica.now)
+    done = await warm_up(replica.run, Picky(), small, [], folder=HERE, seconds=1.0, clock=lambda: replica.now)
     assert (done.batches, replica.costs) == (1, [1])
+
+
+class Filmed(Picky):
+    """Takes films alone."""
+
+    def choose_frames(self, info: FilmInfo, options: ItemOptions) -> Sequence[int]:
+        return range(0, info.num_frames, 4)[:16]
+
+    def preprocess_video(self, film: Film) -> Features:
+        assert len(film.frames) == len(film.times) == len(film.indices)
+        cost = 5 * len(film.frames)
+        size = (film.info.width, film.info.height)
+        assert film.frames[0].shape == (*reversed(size), 3)
+        return Features(tensors={}, num_tokens=cost, cost=cost, modality=Modality.VIDEO, details={"width": size[0]})
+
+
+def test_films_are_tried_where_no_pictures_are_taken() -> None:
+    tiny, plain = small_trials(FILMS, VIDEO)
+    assert (tiny.size, plain.size) == ((1, 1), (224, 224))
+    assert tiny.modality is plain.modality is Modality.VIDEO
+    for one in (tiny, plain, *large_trials(FILMS, VIDEO, BOUNDS)):
+        items = features_for(Filmed(), one)
+        assert len(items) == one.count
+        assert items[0].details["width"] == one.size[0]
+        assert one.cost >= sum(item.cost for item in items) > 0
+    assert [one.count for one in large_trials(FILMS, VIDEO, BOUNDS)] == [1, 4, 8]
+    assert small_trials(FILMS, (*IMAGE, *VIDEO)) == small_trials(FILMS, IMAGE)
+    assert small_trials(QWEN, VIDEO) == []
+
+
+async def test_films_that_a_model_cannot_take_end_the_start() -> None:
+    async def run(items: Sequence[Features], flag: str) -> None:
+        assert items[0].modality is Modality.VIDEO
+        raise StartupError("its weights are broken")
+
+    with pytest.raises(StartupError, match="weights are broken"):
+        await warm_up(run, Filmed(), small_trials(FILMS, VIDEO), [], folder=HERE, seconds=1.0)
+
+
+async def test_where_nothing_is_taken_no_time_is_told() -> None:
+    replica = Replica(per_token=0.1)
+    large = large_trials(QWEN, IMAGE, BOUNDS)
+    small = small_trials(QWEN, IMAGE)
+    done = await warm_up(replica.run, Picky(), small, large, folder=HERE, seconds=1e-9, clock=lambda: replica.now)
+    assert (done.batches, done.left_out) == (0, None)
+    assert str(done).startswith("nothing that this model takes was tried")
+
+
+async def test_settings_that_break_the_processor_end_the_start() -> None:
+    class Broken(Picky):
+        def preprocess_audio(self, sound: Sound) -> Features:
+            return Features(tensors={}, num_tokens=1 // 0, cost=1)
+
+    small = small_trials(SOUND, AUDIO)
+    with pytest.raises(StartupError, match=r"/checkpoint: .* cannot be used \(ZeroDivisionError"):
+        await warm_up(Replica(per_token=0.1).run, Broken(), small, [], folder=HERE, seconds=1.0)
 
 
 async def test_what_a_batch_shows_reaches_the_caller() -> None:
@@ -171,7 +229,7 @@ async def test_what_a_batch_shows_reaches_the_caller() -> None:
         raise StartupError(f"lower {flag}")
 
     with pytest.raises(StartupError, match="lower --max-batch-tokens"):
-        await warm_up(run, Picky(), small_trials(SOUND, AUDIO), [], seconds=1.0)
+        await warm_up(run, Picky(), small_trials(SOUND, AUDIO), [], folder=HERE, seconds=1.0)
 
 
 def out_of_memory() -> None:
@@ -212,7 +270,9 @@ class Full(MMEncoder):
     def __init__(self) -> None:
         self.device = torch.device("cpu")
 
-    def run(self, specs: Sequence[TensorSpec], tensors: Mapping[str, torch.Tensor] | None) -> ForwardResult:
+    def run(
+        self, specs: Sequence[Sequence[TensorSpec]], tensors: Sequence[Mapping[str, torch.Tensor]] | None
+    ) -> ForwardResult:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 

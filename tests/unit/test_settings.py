@@ -1,0 +1,154 @@
+"""Settings of a checkpoint that cannot be used end the start with a sentence, whatever they break."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
+from spmd_encoder.models import registry
+from spmd_encoder.models.base import LoadContext
+from spmd_encoder.models.loading import adapter_class, load_adapter, load_preprocessor
+from spmd_encoder.models.settings import refuse_absurd_sizes, settings_of
+
+CONFIG, PICTURES, WHOLE = "config.json", "preprocessor_config.json", "processor_config.json"
+
+
+def change(folder: Path, name: str, where: str, value: Any) -> None:
+    """Set the value at the path `where`, written with dots."""
+    said = json.loads((folder / name).read_text())
+    *parents, last = where.split(".")
+    part = said
+    for parent in parents:
+        part = part[parent]
+    part[last] = value
+    (folder / name).write_text(json.dumps(said))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A family's checkpoint in a folder of its own."""
+    root = tmp_path_factory.mktemp("tiny")
+
+    def make(family: str) -> Path:
+        made = root / family
+        if not made.exists():
+            adapter_class(registry.find(family)).tiny_checkpoint(made, seed=3)
+        folder = tmp_path_factory.mktemp(family)
+        shutil.copytree(made, folder, dirs_exist_ok=True)
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "where", "value"),
+    [
+        ("clip", CONFIG, "vision_config.patch_size", 0),
+        ("clip", CONFIG, "vision_config.patch_size", [14, 14]),
+        ("clip", CONFIG, "projection_dim", None),
+        ("dinov2", CONFIG, "patch_size", 0),
+        ("dinov2", CONFIG, "patch_size", None),
+        ("llava", CONFIG, "vision_config.patch_size", 0),
+        ("internvl", CONFIG, "vision_config.image_size", []),
+        ("internvl", CONFIG, "vision_config.patch_size", [0, 0]),
+        ("idefics3", PICTURES, "max_image_size.longest_edge", "x"),
+        ("qwen2_5_vl", PICTURES, "patch_size", "x"),
+        ("qwen2_5_vl", PICTURES, "merge_size", [1, 2]),
+        ("qwen2_5_vl", PICTURES, "size.longest_edge", None),
+        ("colqwen2", WHOLE, "image_processor.size.longest_edge", "x"),
+        ("colqwen2", WHOLE, "image_processor.rescale_factor", "x"),
+        ("colqwen2", WHOLE, "image_processor.image_mean", [0.5, 0.5]),
+        ("colqwen2", WHOLE, "visual_prompt_prefix", "bogus"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_one_sentence(
+    tiny: Callable[[str], Path], context: LoadContext, family: str, name: str, where: str, value: Any
+) -> None:
+    folder = tiny(family)
+    change(folder, name, where, value)
+    with pytest.raises(StartupError) as caught:
+        load_adapter(folder, context)
+    assert caught.value.message.startswith(str(folder)) and "\n" not in caught.value.message
+    assert caught.value.exit_code == 1
+
+
+def test_the_preparer_is_told_the_same(tiny: Callable[[str], Path]) -> None:
+    folder = tiny("clip")
+    change(folder, CONFIG, "vision_config.patch_size", 0)
+    with pytest.raises(StartupError, match=r"config.json or the processor's file cannot be used \(ZeroDivisionError"):
+        load_preprocessor(folder)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyError("size"), "(KeyError: 'size')"),
+        (OverflowError("too large\nsecond line"), "(OverflowError: too large)"),
+        (EncoderError(ErrorCode.MEDIA_CORRUPT, "a picture cannot be encoded"), "(a picture cannot be encoded)"),
+    ],
+)
+def test_the_error_and_its_first_line_are_told(error: Exception, words: str, tmp_path: Path) -> None:
+    with pytest.raises(StartupError) as caught, settings_of(tmp_path):
+        raise error
+    assert words in caught.value.message
+    assert caught.value.__cause__ is error, "the traceback of a debug log"
+
+
+@pytest.mark.parametrize("error", [StartupError("x"), RuntimeError("a peer has gone"), MemoryError(), OSError("disk")])
+def test_what_trying_again_may_help_stays_as_it_is(error: Exception, tmp_path: Path) -> None:
+    with pytest.raises(type(error)) as caught, settings_of(tmp_path):
+        raise error
+    assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "where", "value"),
+    [
+        ("clip", PICTURES, "crop_size.height", 10**6),
+        ("clip", PICTURES, "size.shortest_edge", 10**9),
+        ("idefics3", PICTURES, "size.longest_edge", 10**9),
+        ("internvl", PICTURES, "max_patches", 10**9),
+        ("qwen2_5_vl", PICTURES, "size.shortest_edge", 10**9),
+        ("colqwen2", WHOLE, "image_processor.size.shortest_edge", 10**9),
+    ],
+)
+def test_sizes_that_take_all_memory_are_refused_before_anything_is_made(
+    tiny: Callable[[str], Path], family: str, name: str, where: str, value: int
+) -> None:
+    folder = tiny(family)
+    change(folder, name, where, value)
+    with pytest.raises(StartupError, match=rf"{name}: {where} is {value}, and at most \d+ can be served"):
+        load_preprocessor(folder)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"size": {"shortest_edge": 3136, "longest_edge": 234_881_024}},  # Qwen3-VL's films: areas
+        {"size": {"shortest_edge": 16_777_216, "longest_edge": 234_881_024}},
+        {"min_pixels": 3136, "max_pixels": 12_845_056},
+        {"size": {"height": 4096, "width": 4096}, "crop_size": 224, "max_patches": 4096},
+        {"image_processor": {"size": None, "crop_size": "x"}, "size": []},
+        ["no object"],
+    ],
+)
+def test_sizes_of_real_models_are_left_alone(said: Any, tmp_path: Path) -> None:
+    (tmp_path / PICTURES).write_text(json.dumps(said))
+    (tmp_path / WHOLE).write_text("no JSON")
+    refuse_absurd_sizes(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_attention_heads", 12), ("head_dim", 32)])
+def test_heads_that_the_width_of_pixtrals_tower_has_no_room_for(
+    tiny: Callable[[str], Path], context: LoadContext, name: str, value: int
+) -> None:
+    folder = tiny("mistral3")
+    change(folder, CONFIG, f"vision_config.{name}", value)
+    with pytest.raises(StartupError, match=r"heads of \d+ values .* in a tower of 96 \(hidden_size\)"):
+        load_adapter(folder, context)
