@@ -201,14 +201,19 @@ def main() -> NoReturn:
     importlib.import_module("setproctitle").setproctitle(origin.title())
     set_up_logging(origin, config.observability.log_level, config.observability.log_format)
     gc.disable()  # what is imported stays: to look for garbage on the way takes a sixth of the time, and finds none
-    checkpoint = importlib.import_module("spmd_encoder.models.checkpoint")
     try:
+        checkpoint = importlib.import_module("spmd_encoder.models.checkpoint")
         folder = checkpoint.resolve_checkpoint(config.model.model_path, config.model.revision, cache_dir())
         importlib.import_module("spmd_encoder.models.registry").preload(checkpoint.read_model_type(folder))
+        importlib.import_module("spmd_encoder.runtime.compute")
     except StartupError as error:
         _answer(int(answer_fd), {"error": error.message, "exit_code": error.exit_code})
         sys.exit(error.exit_code)
-    importlib.import_module("spmd_encoder.runtime.compute")
+    except Exception as error:  # of a library that cannot be imported here, and will not be the next time
+        logging.getLogger(__name__).error("its imports failed", exc_info=error)
+        reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:300]}"
+        _answer(int(answer_fd), {"error": f"what the model needs cannot be imported ({reason})", "exit_code": 4})
+        sys.exit(4)
     gc.enable()
     gc.collect()
     gc.freeze()  # so that a collection in a child does not touch, and thereby copy, every inherited page

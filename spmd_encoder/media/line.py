@@ -7,6 +7,7 @@ see. Large ones are sent and received by a thread, in system calls that hold no 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import socket
 from collections.abc import Callable
@@ -47,12 +48,19 @@ class PreparerLine:
     async def wait_ready(self) -> None:
         """Until the process has loaded. Raises ConnectionError when it has gone."""
         _, descriptor = await self._in_thread(receive_with_descriptor, self._sock, PreparerReady)
-        self._shared = None if descriptor is None else SharedMemory.of_peer(descriptor)
+        if descriptor is not None:
+            with contextlib.suppress(OSError, ValueError):  # no descriptor is left, or no memory
+                self._shared = SharedMemory.of_peer(descriptor)
+
+    def has_news(self) -> bool:
+        """Whether something is here to be read: an answer, or that the process has gone."""
+        return self._wire.wait(0)
 
     async def ask(self, request: Prepare, media: bytes | memoryview) -> Answer:
         """Raises ConnectionError when the process has gone, or says what is no answer: a picture may have taken it
         over, and where the next answer begins is not known then."""
         try:
+            request = msgspec.structs.replace(request, may_share=self._shared is not None)
             if len(media) <= _ON_LOOP_BYTES and self._shared is not None and self._shared.put([media]):
                 self._wire.send(msgspec.structs.replace(request, is_shared=True))
             else:

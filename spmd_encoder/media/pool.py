@@ -29,7 +29,10 @@ TRIES = 2
 """A decoder may also be killed from outside: an item is to blame when it took two with it."""
 LEAST_CPU_SHARE = 0.5
 """Of its time. An item that had less of a processor is not slow: the machine is busy, or the process stood still."""
+START_TIMEOUT_S = 60.0
 START_PAUSE_S = 0.5
+GRACE_S = 1.0
+"""For an answer that is here when its time is over, to be read."""
 END_TIMEOUT_S = 2.0
 
 
@@ -65,11 +68,13 @@ class PreparerPool:
         num_processes: int,
         *,
         timeout_s: float,
+        start_timeout_s: float = START_TIMEOUT_S,
         cpu_seconds: Callable[[int], float | None] = cpu_seconds,
     ) -> None:
         self._start = start
         self._cpu_seconds = cpu_seconds
         self._timeout_s = timeout_s
+        self._start_timeout_s = start_timeout_s
         self._slots = [_Slot() for _ in range(num_processes)]
         self._idle: asyncio.Queue[_Slot] = asyncio.Queue()
         self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="preparers")
@@ -119,8 +124,7 @@ class PreparerPool:
         try:
             self._check(request)  # an equal item may have failed while this one waited
             for _ in range(TRIES):
-                if slot.process is None:
-                    await self._fill(slot)
+                await self._ready(slot)
                 try:
                     return await self._ask(slot, request, media)
                 except ConnectionError:
@@ -135,17 +139,21 @@ class PreparerPool:
 
     async def _ask(self, slot: _Slot, request: Prepare, media: bytes | memoryview) -> Prepared:
         assert slot.process is not None and slot.line is not None
-        process = slot.process
+        process, line = slot.process, slot.line
         before = self._cpu_seconds(process.pid)
         at_end: list[float | None] = []
 
-        def end() -> None:
+        def end(is_last: bool) -> None:
+            if not is_last and line.has_news():  # this loop itself stood still
+                timers.append(loop.call_later(GRACE_S, end, True))
+                return
             at_end.append(self._cpu_seconds(process.pid))
             process.kill()  # which also ends the exchange
 
-        timer = asyncio.get_running_loop().call_later(self._timeout_s, end)
+        loop = asyncio.get_running_loop()
+        timers = [loop.call_later(self._timeout_s, end, False)]
         try:
-            reply, buffers = await slot.line.ask(request, media)
+            reply, buffers = await line.ask(request, media)
         except ConnectionError:
             if not at_end:
                 raise
@@ -153,7 +161,10 @@ class PreparerPool:
             had = at_end[0]
             raise self._too_slow(request, None if before is None or had is None else had - before) from None
         finally:
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
+        if at_end:  # it was in time, just
+            await self._lose(slot)
         if isinstance(reply, PrepareFailed):
             raise EncoderError(reply.code, reply.message)
         return Prepared(reply, buffers)
@@ -183,12 +194,18 @@ class PreparerPool:
             await process.wait()
 
     async def _fill(self, slot: _Slot) -> None:
-        """Its time to load counts for no item. Raises OSError."""
+        """Raises OSError, also where it does not load in time."""
         process = await self._start()
         process.sock.setblocking(True)
         line = PreparerLine(process.sock, self._threads)
+        loading = asyncio.ensure_future(line.wait_ready())
         try:
-            await line.wait_ready()
+            await asyncio.wait({loading}, timeout=self._start_timeout_s)
+            if not loading.done():
+                process.kill()  # upon which it is
+                await asyncio.wait({loading})
+                raise TimeoutError(f"it did not load within {self._start_timeout_s:g} s")
+            loading.result()
         except BaseException:
             process.kill()
             process.sock.close()
@@ -196,14 +213,21 @@ class PreparerPool:
         slot.process, slot.line = process, line
         self._first.set()
 
-    async def _refill(self, slot: _Slot) -> None:
-        """Make a slot without a process ready for the next item, and only then idle."""
+    async def _ready(self, slot: _Slot) -> None:
+        """See that the slot has a process that lives. Its time to load counts for no item, nor do failures to start."""
+        if slot.line is not None and slot.line.has_news():
+            log.warning("a decoder died while it had nothing to do")
+            await self._lose(slot)
         while slot.process is None:
             try:
                 await self._fill(slot)
             except OSError as error:
                 log.error("a decoder process could not be started: %s", error)
                 await asyncio.sleep(START_PAUSE_S)
+
+    async def _refill(self, slot: _Slot) -> None:
+        """Make a slot without a process ready for the next item, and only then idle."""
+        await self._ready(slot)
         self._idle.put_nowait(slot)
 
     def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -6,6 +6,7 @@ It holds no weights and no accelerator, and it is expendable: the kernel is aske
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -104,18 +105,26 @@ class Preparer:
     def answer(self, wire: FrameSocket[Prepare], shared: SharedMemory | None = None) -> None:
         """The next request. `shared` is the memory that its sender sees too."""
         request = wire.receive()
+        buffers: list[memoryview] = []
+        reply: PreparedItem | PrepareFailed
+        try:
+            reply, buffers = self._prepared(wire, request, shared)
+        except Exception as error:
+            reply = _failed(error, request.digest)
+        if isinstance(reply, PrepareFailed):
+            # Tracebacks and the frames of decoders may hold each other, and a whole file with them.
+            gc.collect()
+        elif request.may_share and shared is not None and shared.put(buffers):
+            reply, buffers = msgspec.structs.replace(reply, is_shared=True), []
+        wire.send(reply, buffers)
+
+    def _prepared(
+        self, wire: FrameSocket[Prepare], request: Prepare, shared: SharedMemory | None
+    ) -> tuple[PreparedItem, list[memoryview]]:
         size = request.media_bytes
         media = shared.take([size])[0] if shared is not None and request.is_shared else wire.receive_frame(size)
         self._faults.before_preprocess(request.digest)
-        try:
-            item, buffers = _reply(self._features(request, media))
-        except Exception as error:
-            failure = _failure(error, request.digest)
-            wire.send(PrepareFailed(code=failure.code, message=failure.message))
-        else:
-            if shared is not None and shared.put(buffers):
-                item, buffers = msgspec.structs.replace(item, is_shared=True), []
-            wire.send(item, buffers)
+        return _reply(self._features(request, media))
 
     def _features(self, request: Prepare, media: bytearray) -> Features:
         preprocessor = self._preprocessor
@@ -137,14 +146,17 @@ def _all_frames(info: FilmInfo) -> Sequence[int]:
     return range(info.num_frames)
 
 
-def _failure(error: Exception, digest: str) -> EncoderError:
+def _failed(error: Exception, digest: str) -> PrepareFailed:
     """Whatever a decoder or processor raises is said of its item alone."""
+    if isinstance(error, ConnectionError):
+        raise error
     if isinstance(error, EncoderError):
-        return error
+        return PrepareFailed(code=error.code, message=error.message)
     if is_out_of_memory(error):
-        return out_of_memory()
+        refused = out_of_memory()
+        return PrepareFailed(code=refused.code, message=refused.message)
     log.warning("preparing item %s failed: %s", digest, type(error).__name__, exc_info=error)
-    return EncoderError(ErrorCode.MEDIA_CORRUPT, f"cannot be preprocessed ({type(error).__name__})")
+    return PrepareFailed(code=ErrorCode.MEDIA_CORRUPT, message=f"cannot be preprocessed ({type(error).__name__})")
 
 
 def _reply(features: Features) -> tuple[PreparedItem, list[memoryview]]:

@@ -12,13 +12,15 @@ from spmd_encoder.wire.messages import Message, TensorSpec
 
 
 class Prepare(Message, frozen=True):
-    """Followed by one frame of `media_bytes`, the item's file, or `is_shared`: in the memory that both see."""
+    """Followed by one frame of `media_bytes`, the item's file, or `is_shared`: in the memory that both see,
+    where the answer belongs too if it `may_share` that."""
 
     digest: str
     modality: Modality
     media_bytes: int
     options: ItemOptions = NO_OPTIONS
     is_shared: bool = False
+    may_share: bool = False
 
 
 # preparer -> worker

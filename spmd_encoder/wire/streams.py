@@ -180,15 +180,23 @@ class FrameSocket(Generic[M]):
         return self.receive()
 
     def receive_frame(self, num_bytes: int) -> bytearray:
-        """Takes memory as bytes come, whatever was promised."""
-        data = bytearray(min(num_bytes, _STEP_BYTES))
+        """Takes memory as bytes come, whatever was promised. Raises MemoryError after all of them have come, so that
+        the next message is where it should be."""
         done = 0
-        while done < num_bytes:
-            if done == len(data):
-                data.extend(bytes(min(num_bytes - done, _STEP_BYTES)))
-            with memoryview(data) as view:
-                done += self._receive_into(view[done:])
-        return data
+        try:
+            data = bytearray(min(num_bytes, _STEP_BYTES))
+            while done < num_bytes:
+                if done == len(data):
+                    data.extend(bytes(min(num_bytes - done, _STEP_BYTES)))
+                with memoryview(data) as view:
+                    done += self._receive_into(view[done:])
+            return data
+        except MemoryError:
+            data = bytearray(min(num_bytes, _WHOLE_BYTES))
+            while done < num_bytes:
+                with memoryview(data) as view:
+                    done += self._receive_into(view[: num_bytes - done])
+            raise
 
     def _receive_into(self, view: memoryview) -> int:
         try:

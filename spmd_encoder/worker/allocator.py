@@ -26,7 +26,8 @@ def keep_freed_memory(num_bytes: int = KEPT_BYTES) -> None:
 
 
 def give_back_freed_memory() -> None:
-    """What was kept; when there is nothing to do, since it takes some milliseconds."""
+    """What was kept. For when there is nothing to do: it may take a tenth of a second, in which other threads that
+    want memory wait."""
     if (libc := _glibc()) is not None:
         libc.malloc_trim(0)
 

@@ -13,7 +13,7 @@ from spmd_encoder.worker.allocator import give_back_freed_memory
 
 T = TypeVar("T")
 _Call: TypeAlias = tuple[Callable[[], Any], asyncio.Future[Any]]
-_IDLE_S = 2.0
+_IDLE_S = 10.0
 
 
 class ComputeThread:

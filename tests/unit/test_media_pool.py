@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -31,6 +32,10 @@ from spmd_encoder.wire.streams import FrameSocket, send_with_descriptor
 
 sock = socket.socket(fileno=int(sys.argv[1]))
 wire, shared = FrameSocket(sock, Prepare), SharedMemory.create() if sys.argv[3] == "shared" else None
+if sys.argv[3] == "loose":  # which the leader does not take
+    descriptor = os.memfd_create("loose")
+    os.ftruncate(descriptor, 2**20)
+    shared = SharedMemory(descriptor, 2**20)
 time.sleep(float(sys.argv[2]))
 send_with_descriptor(sock, PreparerReady(), None if shared is None else shared.descriptor)
 while True:
@@ -50,7 +55,7 @@ while True:
         wire.send(PrepareFailed(code=ErrorCode.MEDIA_CORRUPT, message="no picture"))
         continue
     spec = TensorSpec(name="x", dtype="uint8", shape=(len(media),))
-    put = shared is not None and shared.put([media[::-1]])
+    put = shared is not None and asked.may_share and shared.put([media[::-1]])
     item = PreparedItem(
         num_tokens=size, cost=1, grid=None, tensors=(spec,), tensor_bytes=(size,), is_shared=put
     )
@@ -86,10 +91,11 @@ async def pool_of(
     size: int,
     *,
     timeout_s: float = 60.0,
+    start_timeout_s: float = 60.0,
     starter: Callable[[], Awaitable[Child]] = start,
     cpu_seconds: Callable[[int], float | None] = cpu_seconds,
 ) -> AsyncIterator[PreparerPool]:
-    pool = PreparerPool(starter, size, timeout_s=timeout_s, cpu_seconds=cpu_seconds)
+    pool = PreparerPool(starter, size, timeout_s=timeout_s, start_timeout_s=start_timeout_s, cpu_seconds=cpu_seconds)
     try:
         yield pool
     finally:
@@ -136,12 +142,15 @@ async def test_answers_refusals_and_large_items() -> None:
     assert all(is_gone(pid) for pid in pids)
 
 
-@pytest.mark.parametrize("memory", ["shared", "none"])
+@pytest.mark.parametrize("memory", ["shared", "none", "loose"])
 async def test_items_of_every_size_come_whole_with_and_without_shared_memory(memory: str) -> None:
+    pids = set()
     async with pool_of(1, starter=lambda: start(memory=memory)) as pool:
         for size in (1, 63, 64, 65, 300_000, 2 * 2**20, 2 * 2**20 + 1, SHARED_BYTES, SHARED_BYTES + 1, 10, 1):
             media = os.urandom(size)
             assert await ask(pool, media) == media[::-1], size
+            pids.add(pool.pids)
+        assert len(pids) == 1
 
 
 class Starts:
@@ -268,6 +277,53 @@ time.sleep(3600)
     process.kill()
     await process.wait()
     assert cpu_seconds(process.pid) is None
+
+
+async def test_an_answer_that_is_here_is_taken_though_its_time_is_over() -> None:
+    """As when the leader itself stood still."""
+    async with pool_of(1, timeout_s=1.0) as pool:
+        await settled(pool, 1)
+        pids = pool.pids
+        asking = asyncio.create_task(ask(pool, b"slow"))
+        await asyncio.sleep(0.1)
+        time.sleep(2.0)  # noqa: ASYNC251
+        assert await asking == b"wols"
+        assert await ask(pool, b"abc") == b"cba"
+        assert pool.pids == pids
+
+
+async def test_a_process_that_stands_still_while_it_loads_is_replaced() -> None:
+    starts = 0
+
+    async def first_is_stopped() -> Child:
+        nonlocal starts
+        starts += 1
+        child = await start()
+        if starts == 1:
+            os.kill(child.pid, signal.SIGSTOP)
+        return child
+
+    async with pool_of(1, starter=first_is_stopped, start_timeout_s=5.0) as pool:
+        assert await asyncio.wait_for(ask(pool, b"abc"), 60) == b"cba"
+        assert starts == 2
+
+
+async def test_a_replacement_that_does_not_come_up_is_no_fault_of_the_item() -> None:
+    starts = 0
+
+    async def second_dies() -> Child:
+        nonlocal starts
+        starts += 1
+        child = await start()
+        if starts == 2:
+            child.kill()
+        return child
+
+    async with pool_of(1, starter=second_dies) as pool:
+        assert await ask(pool, b"warm") == b"mraw"
+        os.kill(pool.pids[0], signal.SIGKILL)
+        assert await ask(pool, b"abc") == b"cba"
+        assert starts == 3
 
 
 async def test_the_time_to_load_counts_for_no_item() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import array
 import contextlib
+import dataclasses
+import json
 import os
 import socket
 import subprocess
@@ -15,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from spmd_encoder.config import Config
 from spmd_encoder.keeper.nursery import MAX_CALLERS
 from spmd_encoder.keeper.nursery_name import PING, PONG
 
@@ -118,3 +121,29 @@ def wait_for_open_files(served: Served, wanted: int) -> None:
     while served.open_files() > wanted and time.monotonic() < end:
         time.sleep(0.01)
     assert served.open_files() <= wanted
+
+
+def test_a_library_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    """As torchvision beside a PyTorch that it was not built for."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "transformers.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
+    config = dataclasses.replace(Config(), model=dataclasses.replace(Config().model, model_path="demo:qwen2.5-vl-tiny"))
+    said, say = os.pipe()
+    command = [sys.executable, "-m", "spmd_encoder.keeper.nursery", str(tmp_path), str(os.getpid()), "0", str(say)]
+    done = subprocess.run(
+        [*command, config.to_json()],
+        env={**os.environ, "PYTHONPATH": str(broken)},
+        pass_fds=[say],
+        stdin=subprocess.PIPE,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(say)
+    with os.fdopen(said) as pipe:
+        answer = json.loads(pipe.readline())
+    assert done.returncode == answer["exit_code"] == 4
+    assert "RuntimeError: operator torchvision::nms does not exist" in answer["error"]
+    assert "Traceback" in done.stderr

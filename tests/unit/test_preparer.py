@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from PIL import Image
 
@@ -23,6 +24,7 @@ from spmd_encoder.errors import ErrorCode
 from spmd_encoder.wire.messages import PreparerSpec
 from spmd_encoder.wire.preparing import FromPreparer, Prepare, PreparedItem, PrepareFailed, PreparerReady
 from spmd_encoder.wire.streams import FrameSocket, Pipe
+from tests.harness.world import noise_png
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -122,6 +124,19 @@ def test_what_one_item_frees_is_there_for_the_next(qwen_tiny: Path) -> None:
         for _ in range(10):
             assert isinstance(running.ask(picture), PreparedItem)
         assert page_faults(running.pid) - before < 10 * 100
+
+
+def test_what_fails_leaves_nothing_behind(qwen_tiny: Path) -> None:
+    """Not its file, nor what was decoded of it: a traceback may hold both."""
+    with preparer(qwen_tiny, max_image_pixels=10**8) as running:
+        damaged = bytearray(noise_png(0, 1200, 1200))
+        damaged[len(damaged) // 2 :] = bytes(len(damaged) // 2)
+        for _ in range(3):
+            running.ask(bytes(damaged))
+        before = psutil.Process(running.pid).memory_info().rss
+        for _ in range(40):
+            assert isinstance(running.ask(bytes(damaged)), PrepareFailed)
+        assert psutil.Process(running.pid).memory_info().rss - before < 60 * 2**20
 
 
 def page_faults(pid: int) -> int:
