@@ -15,7 +15,7 @@ SINGLE = "model.safetensors"
 _JSON_PATTERNS = ["*.json"]
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _LFS_POINTER = b"version https://git-lfs"
-_ENGINE = re.compile(r"(Col|Bi)(Pali|Qwen|Idefics|Gemma|SmolVLM|Intern)[A-Za-z0-9_]*(?<!ForRetrieval)")
+_ENGINE = re.compile(r"(Col|Bi)[A-Z][A-Za-z0-9_]*(?<!ForRetrieval)")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 

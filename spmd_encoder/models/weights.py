@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -34,6 +33,7 @@ from transformers.utils import logging as transformers_logging
 from spmd_encoder.errors import StartupError
 from spmd_encoder.models.base import LoadContext
 from spmd_encoder.models.checkpoint import broken, no_room, shard_keys
+from spmd_encoder.models.leftovers import Leftovers, doubles
 from spmd_encoder.models.prefetch import prefetch
 from spmd_encoder.models.sharding import TowerPlan, pack_linears, shard_tower, verify_sharding
 
@@ -110,6 +110,8 @@ def load_whole(
         model = _built(cls, config, folder, fallback_dtype)
         _check_heads(model, folder, kept)
         picked = _pick(model, folder, shards, kept, files)
+        leftovers = Leftovers(folder, model, picked.unknown, kept)
+        leftovers.refuse_projection()
         own = model.state_dict()
         floats = [piece for key, piece in picked.slices.items() if own[picked.names[key]].is_floating_point()]
         stored = {_FLOATS.get(piece.get_dtype()) for piece in floats}
@@ -118,7 +120,7 @@ def load_whole(
         if len(stored) == 1 and (dtype := stored.pop()) is not None and dtype != fallback_dtype:
             model = build_on_meta(cls, config, dtype)
         fill = _fill if picked.needs_conversion else _assign
-        fill(model, folder, picked, kept)
+        fill(model, folder, picked, kept, leftovers)
     _make_buffers(model, kept)
     left = [n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta and n in kept]
     if left:
@@ -177,7 +179,7 @@ class _Kept:
     def __init__(self, paths: str | tuple[str, ...]) -> None:
         self._prefixes = tuple(f"{path}." if path else "" for path in ((paths,) if isinstance(paths, str) else paths))
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return f"{name}.".startswith(self._prefixes)
 
 
@@ -197,12 +199,12 @@ def build_on_meta(cls: type[ModelT], config: PreTrainedConfig, dtype: torch.dtyp
 class _Picked:
     """`slices` are lazy, by the names in the files; `names` has the model's name of each. `needs_conversion`: some are
     not just renamed but cut or joined, or renamed by a rule that keeps state. `unknown` are names in the files that the
-    model has no use for."""
+    model has no use for, each as it is called after renaming."""
 
     slices: Mapping[str, Any]
     names: Mapping[str, str]
     needs_conversion: bool
-    unknown: Sequence[str]
+    unknown: Mapping[str, str]
 
 
 def _pick(
@@ -215,9 +217,9 @@ def _pick(
     own = model.state_dict()
     slices: dict[str, Any] = {}
     names: dict[str, str] = {}
-    converted = any(isinstance(m, GroupWeightRename) for m in mapping)
+    converted: set[str] = set()
     opened: dict[Path, list[str]] = {}
-    unknown: list[str] = []
+    unknown: dict[str, str] = {}
     for shard, keys in sorted(shards.items()):
         wanted = []
         for key in sorted(keys):
@@ -225,9 +227,10 @@ def _pick(
             if name in own and name in kept:
                 wanted.append(key)
                 names[key] = name
-                converted |= pattern is not None
+                if pattern is not None:
+                    converted.add(key)
             elif name not in own:
-                unknown.append(key)
+                unknown[key] = name
         if not wanted:
             continue
         try:
@@ -240,15 +243,18 @@ def _pick(
         except (MemoryError, RuntimeError):  # torch's is the latter
             raise no_room(folder / shard) from None
         opened[folder / shard] = wanted
+    for key in [*doubles(folder, slices, names, converted)]:
+        del slices[key], names[key]
     prefetch(opened)
-    return _Picked(slices, names, converted, unknown)
+    keeps_state = any(isinstance(m, GroupWeightRename) for m in mapping)
+    return _Picked(slices, names, bool(converted) or keeps_state, unknown)
 
 
-def _assign(model: PreTrainedModel, folder: Path, picked: _Picked, kept: _Kept) -> None:
+def _assign(model: PreTrainedModel, folder: Path, picked: _Picked, kept: _Kept, leftovers: Leftovers) -> None:
     """What `_fill` does where weights are only renamed: transformers would compile two patterns for each of them."""
     own = model.state_dict()
     missing = sorted(name for name in own.keys() - set(picked.names.values()) if name in kept)
-    _refuse_missing(folder, missing, picked.unknown)
+    leftovers.refuse(missing)
     weights = {}
     for key, piece in picked.slices.items():
         name = picked.names[key]
@@ -269,17 +275,6 @@ def _assign_tensors(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             holder._buffers[own] = tensor
 
 
-def _refuse_missing(folder: Path, missing: Sequence[str], unknown: Sequence[str]) -> None:
-    if missing:
-        lacks = f"{folder} lacks {len(missing)} weights of the encoder, first {missing[0]}"
-        if unknown:
-            lacks += (
-                f"; it has {len(unknown)} by names that transformers {transformers.__version__} does not know of this "
-                f"model, first {min(unknown)}: take a newer conversion, or load and save it with an older release"
-            )
-        raise StartupError(lacks)
-
-
 def _refuse_shape(folder: Path, name: str, found: Sequence[int], expected: Sequence[int]) -> None:
     if tuple(found) != tuple(expected):
         raise StartupError(
@@ -287,13 +282,13 @@ def _refuse_shape(folder: Path, name: str, found: Sequence[int], expected: Seque
         )
 
 
-def _fill(model: PreTrainedModel, folder: Path, picked: _Picked, kept: _Kept) -> None:
+def _fill(model: PreTrainedModel, folder: Path, picked: _Picked, kept: _Kept, leftovers: Leftovers) -> None:
     # A fresh mapping: some renamings keep state while keys are renamed.
     mapping: Any = get_model_conversion_mapping(model)
     config = LoadStateDictConfig(dtype=model.dtype, device_map={"": "cpu"}, weight_mapping=mapping)
     with no_progress_bar():
         info, _ = convert_and_load_state_dict_in_model(model, dict(picked.slices), config)
-    _refuse_missing(folder, sorted(key for key in info.missing_keys if key in kept), picked.unknown)
+    leftovers.refuse(sorted(key for key in info.missing_keys if key in kept))
     for key, found, expected in sorted(info.mismatched_keys, key=str):
         _refuse_shape(folder, key, found, expected)
     if info.conversion_errors:
