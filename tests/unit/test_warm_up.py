@@ -30,6 +30,7 @@ from spmd_encoder.worker.encoder import ForwardResult, MMEncoder
 from spmd_encoder.worker.profiling import Profiler
 from spmd_encoder.worker.trial import trial
 from spmd_encoder.worker.worker import FollowerWorker
+from tests.harness.fallback_families import STRANGERS
 
 QWEN = CostTable(patch=14, merge=2, min_pixels=56 * 56, max_pixels=28 * 28 * 16384)
 FIXED = CostTable(patch=14, fixed_tokens=576)
@@ -194,6 +195,19 @@ def test_films_are_tried_where_no_pictures_are_taken() -> None:
     assert [one.count for one in large_trials(FILMS, VIDEO, BOUNDS)] == [1, 4, 8]
     assert small_trials(FILMS, (*IMAGE, *VIDEO)) == small_trials(FILMS, IMAGE)
     assert small_trials(QWEN, VIDEO) == []
+
+
+def test_films_of_a_real_model_cost_what_was_thought(tmp_path: Path) -> None:
+    next(one for one in STRANGERS if one.name == "xclip").write(tmp_path)
+    preprocessor = load_preprocessor(tmp_path)
+    table = preprocessor.cost_table()
+    limits = Bounds(max_items=2, max_tokens=2048, max_pixels=1_000_000)
+    trials = [*small_trials(table, VIDEO), *large_trials(table, VIDEO, limits)]
+    assert [one.count for one in trials] == [1, 1, 1, 2]
+    for one in trials:
+        items = features_for(preprocessor, one)
+        assert sum(item.cost for item in items) == pytest.approx(one.cost, rel=0.25)
+        assert items[0].modality is Modality.VIDEO
 
 
 async def test_films_that_a_model_cannot_take_end_the_start() -> None:
