@@ -216,6 +216,7 @@ def main() -> NoReturn:
         sys.exit(4)
     gc.enable()
     gc.collect()
+    importlib.import_module("spmd_encoder.worker.allocator").give_back_freed_memory()  # or every child inherits it
     gc.freeze()  # so that a collection in a child does not touch, and thereby copy, every inherited page
     path = Path(run_dir) / SOCKET_NAME
     path.unlink(missing_ok=True)

@@ -36,6 +36,7 @@ from spmd_encoder.scheduler.scheduler import EncoderScheduler
 from spmd_encoder.wire.messages import PROTOCOL_VERSION, Hello, PreparerSpec, ToScheduler, WorkerSpec, WorldRecord
 from spmd_encoder.wire.sockets import Context, DealerSocket, new_context
 from spmd_encoder.wire.streams import Pipe
+from spmd_encoder.worker.allocator import give_back_freed_memory
 from spmd_encoder.worker.compute import ComputeThread
 from spmd_encoder.worker.device import default_preparers, pick_device, set_thread_count
 from spmd_encoder.worker.encoder import MMEncoder
@@ -154,6 +155,7 @@ async def _build_leader(place: _Place) -> RankLoop:
     modalities = served_modalities(encoder.adapter)
     if config.lifecycle.warm_up:
         await _warm_up(place, encoder, engine, modalities)
+        await place.compute.submit(give_back_freed_memory)  # its batches are larger than most that come
         place.phases.done("warm_up")
     # The dispatcher's probe comes at once, and its time is for a picture and not for a process that imports.
     await pool.wait_ready()
