@@ -1,7 +1,7 @@
 """A leader's line to one preparer: a question and its answer, one after the other.
 
 Small ones cost the loop some microseconds: the message is read when it is there, its bytes lie in memory that both
-see. Large ones are sent and received by a thread, in system calls that hold no GIL.
+see. Large ones are moved by a thread: what has no room there through the socket, in system calls that hold no GIL.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PreparerLine:
         try:
             request = msgspec.structs.replace(request, may_share=self._shared is not None)
             if len(media) <= _ON_LOOP_BYTES and self._shared is not None and self._shared.put([media]):
-                self._wire.send(msgspec.structs.replace(request, is_shared=True))
+                self._wire.send_now(msgspec.structs.replace(request, is_shared=True))
             else:
                 await self._in_thread(self._wire.send, request, [media])
             await self._readable()

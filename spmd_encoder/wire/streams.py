@@ -154,6 +154,18 @@ class FrameSocket(Generic[M]):
         except OSError as error:
             raise ConnectionError(f"the peer has gone ({error})") from None
 
+    def send_now(self, message: Message) -> None:
+        """A message of a few hundred bytes; does not block. A peer that has read so little of what came before that it
+        finds no room counts as gone."""
+        body = self._codec.encode(message)
+        frame = _LENGTH.pack(len(body)) + body
+        try:
+            sent = self._sock.send(frame, socket.MSG_DONTWAIT)
+        except OSError as error:
+            raise ConnectionError(f"the peer has gone ({error})") from None
+        if sent < len(frame):
+            raise ConnectionError("the peer does not read")
+
     def wait(self, timeout_s: float) -> bool:
         """Whether something comes within that time, be it the peer's end."""
         poll = select.poll()

@@ -22,7 +22,7 @@ from spmd_encoder.models.loading import load_preprocessor
 from spmd_encoder.runtime.features import features_of, tensor_bytes
 from spmd_encoder.runtime.preparer import Preparer
 from spmd_encoder.wire.codec import WireError
-from spmd_encoder.wire.preparing import FromPreparer, Prepare, PreparedItem, PrepareFailed
+from spmd_encoder.wire.preparing import FromPreparer, Prepare, PreparedItem, PrepareFailed, PreparerReady
 from spmd_encoder.wire.streams import MAX_FRAME_BYTES, FrameSocket
 from spmd_encoder.worker.faults import Faults
 from tests.harness.world import noise_png
@@ -129,3 +129,15 @@ def test_a_preparer_says_what_is_wrong(
     assert isinstance(failed, PrepareFailed)
     assert failed.code is code
     assert failed.message.isprintable()
+
+
+def test_what_does_not_block_finds_a_peer_that_does_not_read() -> None:
+    """As a preparer that answers without reading: each question stays in the socket, until there is no room."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        wire: FrameSocket[PreparerReady] = FrameSocket(ours, PreparerReady)
+        wire.send_now(PreparerReady())
+        assert FrameSocket[PreparerReady](theirs, PreparerReady).receive() == PreparerReady()
+        with pytest.raises(ConnectionError):
+            for _ in range(10**6):
+                wire.send_now(PreparerReady())
