@@ -47,7 +47,7 @@ _KEPT_BYTES = 64 * 2**20
 
 
 def run_preparer(spec: PreparerSpec, sock: socket.socket) -> int:
-    """Until the leader hangs up; returns the exit code."""
+    """Until the leader hangs up, or not even a message finds memory; returns the exit code."""
     config = Config.from_json(spec.config)
     origin = Origin(spec.rank, spec.dp_rank, spec.tp_rank, "preparer", spec.epoch)
     setproctitle.setproctitle(origin.title())
@@ -72,6 +72,12 @@ def run_preparer(spec: PreparerSpec, sock: socket.socket) -> int:
             preparer.answer(wire, shared)
     except ConnectionError:
         return 0
+    except MemoryError:  # outside an item: where the next message begins is not known
+        gc.collect()
+        log.error(
+            "no memory is left for a message (--preparer-memory-bytes): this process ends, another one takes its place"
+        )
+        return 1
 
 
 def _silence_libraries() -> None:

@@ -36,8 +36,8 @@ class Running:
         assert isinstance(self._wire.receive(), PreparerReady)
         self.stderr = ""
 
-    def ask(self, media: bytes) -> FromPreparer:
-        self._wire.send(Prepare(digest="sha256:0", modality=Modality.IMAGE, media_bytes=len(media)), [media])
+    def ask(self, media: bytes, digest: str = "sha256:0") -> FromPreparer:
+        self._wire.send(Prepare(digest=digest, modality=Modality.IMAGE, media_bytes=len(media)), [media])
         reply = self._wire.receive()
         if isinstance(reply, PreparedItem):
             for num_bytes in () if reply.is_shared else reply.tensor_bytes:
@@ -47,9 +47,13 @@ class Running:
 
 @contextmanager
 def preparer(
-    folder: Path, log_level: str = "info", max_image_pixels: int = 4000, memory_bytes: int | None = None
+    folder: Path,
+    log_level: str = "info",
+    max_image_pixels: int = 4000,
+    memory_bytes: int | None = None,
+    exit_code: int = 0,
 ) -> Iterator[Running]:
-    """One process as a leader has it; its `stderr` is whole when the context is left."""
+    """One process as a leader has it. When the context is left it ends, with `exit_code`, and its `stderr` is whole."""
     config = Config()
     config = dataclasses.replace(
         config,
@@ -73,7 +77,7 @@ def preparer(
         running = Running(ours, process.pid, config)
         yield running
     running.stderr = process.communicate(timeout=60)[1]
-    assert process.returncode == 0
+    assert process.returncode == exit_code
 
 
 def damaged_tiffs() -> list[bytes]:

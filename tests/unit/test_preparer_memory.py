@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import lzma
 import re
+import resource
 import struct
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from spmd_encoder.config import Config, parse_config
 from spmd_encoder.errors import ErrorCode, StartupError
 from spmd_encoder.media.memory import FIXED_BYTES, default_memory_bytes, is_out_of_memory
 from spmd_encoder.wire.preparing import PreparedItem, PrepareFailed
+from spmd_encoder.wire.streams import MAX_FRAME_BYTES
 from tests.unit.test_preparer import jpeg, preparer
 
 pytestmark = pytest.mark.timeout(120)
@@ -88,6 +90,16 @@ def test_a_dictionary_that_takes_too_much_fails_alone(dinov2_tiny: Path) -> None
         assert isinstance(refused, PrepareFailed)
         assert refused.code in (ErrorCode.TOO_LARGE, ErrorCode.MEDIA_CORRUPT)
         assert isinstance(running.ask(jpeg(40, 30)), PreparedItem)
+
+
+def test_a_process_that_has_no_memory_for_a_message_says_so_and_ends(dinov2_tiny: Path) -> None:
+    """Where the next message begins is not known any more; the item is another process's."""
+    with preparer(dinov2_tiny, exit_code=1) as running:
+        resource.prlimit(running.pid, resource.RLIMIT_DATA, (0, 0))
+        with pytest.raises(ConnectionError):
+            running.ask(jpeg(40, 30), digest="0" * (MAX_FRAME_BYTES - 1024))
+    (line,) = running.stderr.splitlines()
+    assert "preparer" in line and "--preparer-memory-bytes" in line
 
 
 @pytest.mark.parametrize("given", [None, MOST, 0])
