@@ -1,30 +1,24 @@
-"""Pushes parcels to sockets that receivers have bound: one persistent ZMQ PUSH socket per endpoint, watched.
+"""Pushes parcels to ZMQ PULL sockets that receivers have bound: one connection per endpoint, kept and watched.
 
-What ZMQ hides is made visible here, since a receiver waits minutes for what a sender believes to have sent: a peer
-that cannot be reached, that goes away, or that takes nothing is an error of every parcel on its way there. A socket
-never reconnects by itself: the port may belong to another job by then.
+A receiver waits minutes for what a sender believes to have sent: so a peer that cannot be reached, that goes away, or
+that takes nothing is an error of every parcel on its way there. A connection is never made anew by itself: the port
+may belong to another job by then.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Generic
-
-import zmq
 
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.transports.base import Buffer, Framing, ParcelT, PushEndpoint
 from spmd_encoder.transports.push_peer import PeerLostError, PushPeer
 
-log = logging.getLogger(__name__)
-
-MAX_PEERS = 64
-"""Most endpoints connected at once: each costs this process four descriptors. Others wait for a place."""
+MAX_PEERS = 256
+"""Most endpoints connected at once: each costs this process a descriptor. Others wait for a place."""
 IDLE_S = 60.0
 """An endpoint that got nothing for this long is let go of."""
-_LINGER_S = 1.0
 
 
 class ZmqPush(Generic[ParcelT]):
@@ -51,8 +45,6 @@ class ZmqPush(Generic[ParcelT]):
         self._max_peers = max_peers
         self._idle_s = idle_s
         self._allowed_hosts = frozenset(map(str.lower, allowed_hosts))
-        self._context = zmq.Context()
-        self._context.setsockopt(zmq.MAX_SOCKETS, 64 + 16 * max_peers)  # three each, and those that end still
         self._peers: dict[PushEndpoint, PushPeer] = {}  # the one that was asked for last is the last
         self._room = asyncio.Event()
         self._sweep: asyncio.TimerHandle | None = None
@@ -89,21 +81,15 @@ class ZmqPush(Generic[ParcelT]):
         except PeerLostError as error:
             self._drop(destination, str(error))
             raise _failed(destination, str(error)) from None
-        except (zmq.ZMQError, ValueError) as error:
-            raise _failed(destination, str(error)) from None
 
     async def close(self) -> None:
-        """See `Transport.close`."""
-        if self._closed:
-            return
+        """See `Transport.close`. What is written already still goes its way."""
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
-        for endpoint in list(self._peers):
-            self._drop(endpoint, "the server is ending", linger_s=_LINGER_S)
+        for peer in list(self._peers.values()):
+            peer.close("the server is ending", at_once=not peer.is_idle)
         self._room.set()
-        # In a thread, because it waits until the last words are out, at most as long as they may linger.
-        await asyncio.to_thread(self._context.term)
 
     async def _frames(self, parcel: ParcelT) -> Sequence[Buffer]:
         if len(parcel.chunks) <= 1:
@@ -117,9 +103,8 @@ class ZmqPush(Generic[ParcelT]):
             if peer is not None and not peer.is_lost:
                 self._peers[endpoint] = self._peers.pop(endpoint)
                 return peer
-            self._drop(endpoint, "it closed the connection")
             if len(self._peers) < self._max_peers or self._evict_oldest():
-                peer = self._peers[endpoint] = PushPeer(self._context, endpoint)
+                peer = self._peers[endpoint] = PushPeer(endpoint, self._lost)
                 self._sweep_later()
                 return peer
             self._room.clear()
@@ -130,13 +115,16 @@ class ZmqPush(Generic[ParcelT]):
         """Make a place. False where all connections are in use."""
         oldest = next((peer for peer in self._peers.values() if peer.is_idle), None)
         if oldest is not None:
-            self._drop(oldest.endpoint, "its place was needed", linger_s=_LINGER_S)
+            oldest.close("its place was needed", at_once=False)
         return oldest is not None
 
-    def _drop(self, endpoint: PushEndpoint, why: str, *, linger_s: float = 0.0) -> None:
-        if (peer := self._peers.pop(endpoint, None)) is not None:
-            log.debug("the connection to %s ends: %s", endpoint, why)
-            peer.close(why, linger_s=linger_s)
+    def _drop(self, endpoint: PushEndpoint, why: str) -> None:
+        if (peer := self._peers.get(endpoint)) is not None:
+            peer.close(why)
+
+    def _lost(self, peer: PushPeer) -> None:
+        if self._peers.get(peer.endpoint) is peer:
+            del self._peers[peer.endpoint]
             self._room.set()
 
     def _sweep_later(self) -> None:
@@ -148,8 +136,8 @@ class ZmqPush(Generic[ParcelT]):
         self._sweep = None
         oldest = asyncio.get_running_loop().time() - self._idle_s
         for peer in list(self._peers.values()):
-            if peer.is_idle and (peer.is_lost or peer.last_used <= oldest):
-                self._drop(peer.endpoint, "it was not used for long", linger_s=_LINGER_S)
+            if peer.is_idle and peer.last_used <= oldest:
+                peer.close("it was not used for long", at_once=False)
         if self._peers:
             self._sweep_later()
 

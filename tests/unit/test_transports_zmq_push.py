@@ -322,16 +322,59 @@ async def test_a_port_that_is_none(make: Make) -> None:
     await fails(make(), PushEndpoint("127.0.0.1", 0))
 
 
-def test_what_pyzmq_promises_of_zero_copy() -> None:
-    """The view that a frame was made of lives until ZMQ has freed the frame: the end of a send is seen by this."""
-    context = zmq.Context()
-    push, pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-    push.connect(f"tcp://127.0.0.1:{pull.bind_to_random_port('tcp://127.0.0.1')}")
-    view = memoryview(bytes(8 * MIB))
-    watch = weakref.ref(view)
-    push.send(zmq.Frame(view, copy=False), copy=False)
-    del view
-    assert len(pull.recv()) == 8 * MIB
-    context.destroy(linger=0)
-    gc.collect()
-    assert watch() is None
+async def test_a_receiver_that_asks_whether_we_live_is_answered(make: Make) -> None:
+    push = make()
+    context = zmq.asyncio.Context()
+    pull = context.socket(zmq.PULL)
+    pull.setsockopt(zmq.HEARTBEAT_IVL, 50)
+    pull.setsockopt(zmq.HEARTBEAT_TIMEOUT, 200)
+    endpoint = PushEndpoint("127.0.0.1", pull.bind_to_random_port("tcp://127.0.0.1"))
+    try:
+        await push.deliver(parcel(), endpoint)
+        await pull.recv_multipart()
+        (peer,) = push._peers.values()
+        await asyncio.sleep(1.0)
+        assert not peer.is_lost
+        await push.deliver(parcel(fill=2), endpoint)
+        assert bytes((await pull.recv_multipart())[1])[:1] == b"\2"
+        assert list(push._peers.values()) == [peer], "the connection has held"
+    finally:
+        context.destroy(linger=0)
+
+
+async def test_a_message_that_has_begun_is_finished_though_its_caller_has_gone(
+    make: Make, start: Callable[[str], Child]
+) -> None:
+    """Half a message would be the end of the connection."""
+    child = start(PULLER)
+    push = make(timeout_s=20.0)
+    await stopped(push, child)
+    gone, later = (asyncio.create_task(push.deliver(parcel(1024, 8192), child.endpoint)) for _ in range(2))
+    peer = push._peers[child.endpoint]
+    while peer.pending < 2:
+        await asyncio.sleep(0.01)
+    for task in (gone, later):
+        task.cancel()
+    await asyncio.gather(gone, later, return_exceptions=True)
+    assert peer.pending == 1, "the second is taken back"
+    os.kill(child.process.pid, signal.SIGCONT)
+    while peer.pending:
+        assert not peer.is_lost
+        await asyncio.sleep(0.01)
+
+
+async def test_the_addresses_of_a_name_are_tried_in_turn(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    push = make()
+    with Receiver() as receiver:
+
+        async def both(*_: object, **__: object) -> list[object]:
+            tcp = (socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+            return [
+                (socket.AF_INET6, *tcp, ("::1", receiver.port, 0, 0)),
+                (socket.AF_INET, *tcp, ("127.0.0.1", receiver.port)),
+            ]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", both)
+        await push.deliver(parcel(), PushEndpoint("receiver.invalid", receiver.port))
+        assert (await receiver.message()).values().shape == (2, 4)
+    assert "name of a host" in await fails(push, PushEndpoint("a..b", receiver.port)) or push.num_peers == 0
