@@ -59,9 +59,10 @@ protos: $(VENV)/.dev
 sweep: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m sweep --dist loadfile tests/property tests/distributed
 
-# New examples for the tests of properties, more of them, some minutes. `make pytest` takes the same ones each time.
+# New examples for the tests of properties, ten times as many, some minutes. `make pytest` takes the same ones each time.
 fuzz: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m 'hypothesis and not sweep' --hypothesis-profile fuzz tests/unit tests/property
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m 'hypothesis and not sweep' --hypothesis-profile fuzz \
+	    --timeout 3600 tests/unit tests/property tests/contracts tests/faults
 
 # SGLang's own receiver against this server: some 2.3 GB, some minutes. Not part of `make test`.
 compat: $(VENV)/.dev $(COMPAT_VENV)/.ready $(MOONCAKE_SITE)/.ready

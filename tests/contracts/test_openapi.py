@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -17,6 +17,7 @@ from schemathesis.specs.openapi import checks
 
 from spmd_encoder.config import Config
 from spmd_encoder.frontends.http.render_tensors import MEDIA_TYPE
+from tests.harness.examples import examples
 from tests.harness.fake_server import FakeServer, fake_server
 from tests.harness.fake_service import picture, picture_file
 
@@ -77,9 +78,7 @@ def statuses_of(operation: Any, mode: GenerationMode, num_examples: int, headers
     """The statuses of what was answered; every answer was as declared."""
     seen: set[int] = set()
 
-    @settings(
-        max_examples=num_examples, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck]
-    )
+    @examples(num_examples, database=None, suppress_health_check=[*HealthCheck])
     @given(case=operation.as_strategy(generation_mode=mode))
     def every_answer_is_declared(case: Any) -> None:
         seen.add(case.call_and_validate(headers=headers, checks=KEPT, timeout=20).status_code)
@@ -88,11 +87,13 @@ def statuses_of(operation: Any, mode: GenerationMode, num_examples: int, headers
     return seen
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("path", GET)
 def test_what_tells_how_the_server_is(schema: Any, path: str) -> None:
     assert statuses_of(schema[path]["GET"], GenerationMode.POSITIVE, 3, {}) == {200}
 
 
+@pytest.mark.hypothesis
 def test_a_model_by_its_name(schema: Any) -> None:
     assert 404 in statuses_of(schema[MODEL]["GET"], GenerationMode.POSITIVE, 20, {})
 
@@ -112,6 +113,7 @@ def test_what_any_route_may_answer_is_as_declared(server: FakeServer, schema: An
             operation.validate_response(reply)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize("accept", ["*/*", MEDIA_TYPE])
 def test_encode(schema: Any, mode: GenerationMode, accept: str) -> None:
@@ -120,6 +122,7 @@ def test_encode(schema: Any, mode: GenerationMode, accept: str) -> None:
     assert mode is GenerationMode.NEGATIVE or 200 in seen
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_embeddings(schema: Any, mode: GenerationMode) -> None:
     seen = statuses_of(schema["/v1/embeddings"]["POST"], mode, 100, {})
@@ -127,12 +130,14 @@ def test_embeddings(schema: Any, mode: GenerationMode) -> None:
     assert mode is GenerationMode.NEGATIVE or 200 in seen
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_lookup(schema: Any, mode: GenerationMode) -> None:
     seen = statuses_of(schema["/v1/lookup"]["POST"], mode, 50, {})
     assert (200 if mode is GenerationMode.POSITIVE else 400) in seen
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize(
     ("method", "mode"),
     [("GET", GenerationMode.POSITIVE), ("GET", GenerationMode.NEGATIVE), ("DELETE", GenerationMode.POSITIVE)],

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 import zmq
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from spmd_encoder.client.receiver import EmbeddingReceiver
@@ -21,14 +21,13 @@ from spmd_encoder.transports.base import PushEndpoint
 from spmd_encoder.transports.item_frames import item_frames
 from spmd_encoder.transports.zmq_push import ZmqPush
 from tests.harness import zmtp
+from tests.harness.examples import examples
 from tests.harness.noise import MARK, noise
 from tests.harness.parcels import failed_item, item
 
 pytestmark = pytest.mark.timeout(120)
 
-EXAMPLES = settings(
-    max_examples=40, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+EXAMPLES = examples(40, database=None, suppress_health_check=list(HealthCheck))
 FLOOD_BYTES = 200 * 2**20
 GROWTH_BYTES = 40 * 2**20
 HELD_BYTES = 32 * 2**20
@@ -60,6 +59,7 @@ def knock(receiver: EmbeddingReceiver) -> socket.socket:
     return socket.create_connection(("127.0.0.1", int(receiver.endpoint.rpartition(":")[2])), timeout=30)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("greeted", [b"", NULL + zmtp.ready(b"READY", b"PUSH")], ids=["at once", "after a handshake"])
 def test_noise_to_a_receiver(receiver: EmbeddingReceiver, greeted: bytes, caplog: pytest.LogCaptureFixture) -> None:
     valid = [NULL, zmtp.frame(FRAMES[0], zmtp.MORE) + zmtp.frame(FRAMES[1]), zmtp.frame(MARK)]
@@ -76,6 +76,7 @@ def test_noise_to_a_receiver(receiver: EmbeddingReceiver, greeted: bytes, caplog
     assert MARK.decode() not in caplog.text
 
 
+@pytest.mark.hypothesis
 def test_messages_to_a_receiver_that_are_none_of_ours(
     receiver: EmbeddingReceiver, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from spmd_encoder.api.types import ProcessInfo
@@ -27,15 +27,14 @@ from spmd_encoder.wire.codec import Codec
 from spmd_encoder.wire.messages import PROTOCOL_VERSION, Failed, Heartbeat, KeeperHello, Message, SchedulerStats
 from spmd_encoder.wire.orders import FollowerHello
 from tests.harness import zmtp
+from tests.harness.examples import examples
 from tests.harness.noise import MARK, noise
 from tests.harness.strangers import Inside, Place, crowd, other_ports
 from tests.harness.world import World, data_uri, free_port, noise_png, off_by
 
 pytestmark = pytest.mark.timeout(280)
 
-EXAMPLES = settings(
-    max_examples=25, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+EXAMPLES = examples(25, database=None, suppress_health_check=list(HealthCheck))
 PICTURE = noise_png(3, 56, 56)
 FLOOD_BYTES = 300 * 2**20
 GROWTH_BYTES = 100 * 2**20
@@ -130,6 +129,7 @@ def served(qwen_tiny: Path) -> Iterator[Served]:
         assert "Traceback" not in log, log[-4000:]
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", VALID)
 def test_noise(served: Served, name: str) -> None:
     place = served.places[name]
@@ -144,6 +144,7 @@ def test_noise(served: Served, name: str) -> None:
     served.good_path()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", ["work", "orders"])
 def test_noise_of_those_who_know_the_secret(served: Served, name: str) -> None:
     """Any number of frames, none of them from a member's name."""
@@ -162,6 +163,7 @@ def test_noise_of_those_who_know_the_secret(served: Served, name: str) -> None:
         served.good_path()
 
 
+@pytest.mark.hypothesis
 def test_noise_in_calls(served: Served) -> None:
     """Well-framed calls with messages that are none, or of others."""
     item = pb.Item(data=PICTURE, url=MARK.decode())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spmd_encoder.scheduler.batcher import Batcher, Stage
+from tests.harness.examples import examples
 
 
 @dataclass
@@ -133,4 +133,4 @@ class BatcherMachine(RuleBasedStateMachine):
 
 
 TestBatcher = BatcherMachine.TestCase
-TestBatcher.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestBatcher.settings = examples(80, stateful_step_count=40)

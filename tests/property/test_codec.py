@@ -11,13 +11,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spmd_encoder.wire import messages, orders, preparing, writing
 from spmd_encoder.wire.codec import Codec, WireError
 from spmd_encoder.wire.messages import Cancel, Message, StoreSpec
 from spmd_encoder.wire.orders import FollowerHello
+from tests.harness.examples import examples
 
 DIRECTIONS: dict[str, Any] = {**vars(messages), **vars(orders), **vars(preparing), **vars(writing)}
 UNIONS: dict[str, tuple[Any, ...]] = {
@@ -79,7 +80,7 @@ def test_the_table_of_unions_is_whole() -> None:
 
 
 @pytest.mark.parametrize(("union", "kind"), EVERY, ids=[f"{union}-{kind.__name__}" for union, kind in EVERY])
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(data=st.data())
 def test_every_message_survives_and_only_in_its_direction(union: str, kind: Any, data: st.DataObject) -> None:
     message = data.draw(strategy(kind))
@@ -95,7 +96,7 @@ def test_every_message_survives_and_only_in_its_direction(union: str, kind: Any,
 DEEP = b"\x82\xa1x" + b"\x91" * 20_000 + b"\x90" + b"\xa4type\xa6Cancel"
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(union=st.sampled_from(sorted(UNIONS)), frame=st.binary(max_size=200))
 @example(union="ToScheduler", frame=DEEP)
 @example(union="ToScheduler", frame=b"\x81\xa4type\xa2\xff\xfe")
@@ -105,7 +106,7 @@ def test_noise_raises_only_wire_error(union: str, frame: bytes) -> None:
         Codec[Any](DIRECTIONS[union]).decode(frame)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(data=st.data())
 def test_a_damaged_message_is_a_message_or_a_wire_error(data: st.DataObject) -> None:
     union, kind = data.draw(st.sampled_from(EVERY))

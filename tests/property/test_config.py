@@ -6,11 +6,12 @@ import dataclasses
 import typing
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from spmd_encoder.config import LEAST_PREPARER_BYTES, Config, env_name, flag_fields, flag_name, parse_config
 from spmd_encoder.flags import value_text
+from tests.harness.examples import examples
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
 
@@ -42,7 +43,7 @@ chosen = st.fixed_dictionaries({}, optional={f.name: values(cls, f) for _, cls, 
 FIELDS = {field.name: field for _, _, field in flag_fields()}
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=50, deadline=None)
+@examples(50, suppress_health_check=[HealthCheck.too_slow])
 @given(chosen, st.sets(st.sampled_from(sorted(FIELDS))))
 def test_flags_environment_and_json_agree(values: dict[str, Any], by_flag: set[str]) -> None:
     argv = [f"{flag_name(FIELDS[name])}={value_text(value)}" for name, value in values.items() if name in by_flag]

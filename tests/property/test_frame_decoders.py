@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spmd_encoder.api.types import Modality
@@ -27,10 +27,11 @@ from spmd_encoder.wire.codec import Codec, WireError
 from spmd_encoder.wire.messages import Beat, FromWorker, Message, TensorSpec
 from spmd_encoder.wire.preparing import FromPreparer, PreparedItem, PrepareFailed, PreparerReady
 from spmd_encoder.wire.streams import FrameSocket, Pipe, over_socket
+from tests.harness.examples import examples
 from tests.harness.noise import MARK, noise
 from tests.harness.parcels import failed_item, item
 
-EXAMPLES = settings(max_examples=150, deadline=None)
+EXAMPLES = examples(150)
 LIMITS = ItemLimits.of(Config())
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import assume, settings
+from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spmd_encoder.api.types import HeldResult, OutputKind
 from spmd_encoder.dispatcher.commands import Key, Send
 from spmd_encoder.errors import EncoderError, ErrorCode
+from tests.harness.examples import examples
 from tests.harness.ledger_model import QUARANTINE_S, WAITING, Known, LedgerModel
 
 KEPT = HeldResult(kind=OutputKind.TOKENS, shape=(1, 2), dtype="float32", num_tokens=1, grid=None)
@@ -266,4 +267,4 @@ class LedgerMachine(LedgerModel, RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestLedger.settings = examples(300, stateful_step_count=50)

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media import audio, video
 from spmd_encoder.media.base import FilmLimits
+from tests.harness.examples import examples
 from tests.harness.media import film, sound, tone
 
 LIMITS = FilmLimits(max_pixels=10**5, max_seconds=60, max_chosen=100, max_walked=200, max_bytes=2**24)
@@ -106,7 +107,7 @@ def decoded_film(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", [*SOUNDS, *FILMS])
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(seed=st.integers(0, 2**32))
 @example(4276)  # turns the AAC's one channel into 31
 def test_damage_is_told_as_such(name: str, seed: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -20,6 +19,7 @@ from spmd_encoder.dispatcher.replica import (
     SettleJobs,
     TakeWork,
 )
+from tests.harness.examples import examples
 
 LEADER = 4
 ages = st.sampled_from([0, 0, 0, 0, 1, 2, -1])
@@ -183,4 +183,4 @@ class ReplicaMachine(RuleBasedStateMachine):
 
 
 TestReplica = ReplicaMachine.TestCase
-TestReplica.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestReplica.settings = examples(120, stateful_step_count=40)

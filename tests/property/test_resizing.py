@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize as glm_resize
 from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
@@ -12,9 +12,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from spmd_encoder.api.resizing import whole_squares
 from spmd_encoder.api.tiling import Tiling
+from tests.harness.examples import examples
 
 SIDES = st.integers(1, 6000)
-EVERY = settings(max_examples=300, deadline=None)
+EVERY = examples(300)
 
 
 BOUNDS = st.sampled_from([(3136, 12_845_056), (65_536, 16_777_216), (0, 50_000)])

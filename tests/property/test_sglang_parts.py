@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -24,6 +23,7 @@ from spmd_encoder.frontends.sglang.parts import (
 )
 from spmd_encoder.frontends.sglang.refusal import RefusalError
 from spmd_encoder.transports.base import PushEndpoint
+from tests.harness.examples import examples
 
 LIMITS = PartLimits(early_s=10.0, staged_s=20.0, late_s=30.0, lonely_s=5.0, max_active=5, max_expected=4, max_closed=3)
 RECEIVERS = [PushEndpoint("rank", port) for port in (1, 2, 3)]
@@ -218,7 +218,7 @@ class FetchedPartsMachine(PartsMachine):
         self.parts = Parts(LIMITS, is_fetched=True)
 
 
-PartsMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+PartsMachine.TestCase.settings = examples(100, stateful_step_count=40)
 FetchedPartsMachine.TestCase.settings = PartsMachine.TestCase.settings
 TestParts = PartsMachine.TestCase
 TestFetchedParts = FetchedPartsMachine.TestCase

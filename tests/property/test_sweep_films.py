@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spmd_encoder.api.types import ItemOptions, MediaItem, Modality
@@ -18,6 +18,7 @@ from spmd_encoder.models import registry
 from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext
 from spmd_encoder.models.loading import adapter_class, load_adapter
 from spmd_encoder.models.picture import MAX_ASPECT_RATIO
+from tests.harness.examples import examples
 from tests.harness.sweeps import LONG, SMALL, check_rows, features_or_refusal, film, large, marked, of_each_shape
 
 FAMILIES = [entry for entry in registry.FAMILIES if Modality.VIDEO in adapter_class(entry).modalities]
@@ -93,11 +94,12 @@ def test_frames_of_any_film(adapter: FamilyAdapter) -> None:
                 check_choice(adapter, info, options)
 
 
+@pytest.mark.hypothesis
 def test_any_frames_of_any_film(adapter: FamilyAdapter) -> None:
     rates = st.floats(0.001, 1000)
     options = st.builds(ItemOptions, fps=st.none() | rates, max_frames=st.none() | st.integers(1, 5000))
 
-    @settings(max_examples=100, deadline=None)
+    @examples(100)
     @given(st.integers(1, 10**6), rates, options)
     def check(num_frames: int, fps: float, options: ItemOptions) -> None:
         info = FilmInfo(num_frames=num_frames, fps=fps, seconds=num_frames / fps, width=64, height=48)

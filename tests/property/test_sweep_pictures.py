@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spmd_encoder.api.types import Modality
@@ -18,6 +18,7 @@ from spmd_encoder.models import registry
 from spmd_encoder.models.base import Features, LoadContext
 from spmd_encoder.models.loading import adapter_class, load_adapter
 from spmd_encoder.models.picture import MAX_ASPECT_RATIO
+from tests.harness.examples import examples
 from tests.harness.families import OPTIONS, WholeModel
 from tests.harness.samples import forwards
 from tests.harness.sweeps import (
@@ -96,10 +97,11 @@ def test_long_and_large_sizes(case: Case) -> None:
     case.compare([(200, 1), (20, 1500), (333, 500)])
 
 
+@pytest.mark.hypothesis
 def test_any_size(case: Case) -> None:
     sides = st.integers(1, 300)
 
-    @settings(max_examples=10, deadline=None)
+    @examples(10)
     @given(st.lists(st.tuples(sides, sides), min_size=1, max_size=4))
     def check(sizes: list[Size]) -> None:
         check_rows(case.adapter, list(case.features(sizes)))

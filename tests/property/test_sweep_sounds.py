@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spmd_encoder.api.types import MediaItem, Modality
@@ -23,6 +23,7 @@ from spmd_encoder.models import registry
 from spmd_encoder.models.base import Features, LoadContext
 from spmd_encoder.models.loading import adapter_class, load_adapter
 from tests.harness import media
+from tests.harness.examples import examples
 from tests.harness.samples import forwards
 from tests.harness.sound_families import WholeSoundModel
 from tests.harness.sweeps import check_rows, features_or_refusal, sound
@@ -103,8 +104,9 @@ def test_lengths_about_hops_and_windows(case: Case) -> None:
     assert "." not in "".join("." if made is None else "x" for made in prepared.values()).strip(".")
 
 
+@pytest.mark.hypothesis
 def test_any_length(case: Case) -> None:
-    @settings(max_examples=10, deadline=None)
+    @examples(10)
     @given(st.lists(st.integers(0, min(3 * case.window, 10 * case.rate)), min_size=1, max_size=4))
     def check(lengths: list[int]) -> None:
         check_rows(case.adapter, list(case.features(lengths)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.image_processing_utils import select_best_resolution
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
@@ -13,10 +13,11 @@ from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import Min
 
 from spmd_encoder.api.tiling import Tiling, grids_within
 from spmd_encoder.models.llava_next import unpadded
+from tests.harness.examples import examples
 
 SIDES = st.integers(1, 6000)
 GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
-EVERY = settings(max_examples=300, deadline=None)
+EVERY = examples(300)
 
 
 @EVERY

@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spmd_encoder.media.resample import Resampler, Samples
+from tests.harness.examples import examples
 from tests.harness.media import tone
 
 RATES = [8_000, 11_025, 22_050, 32_000, 44_100, 44_101, 48_000, 96_000]
@@ -56,7 +57,7 @@ def test_nothing_is_lost_at_the_edges() -> None:
         assert 0.9 < got[2 * at] < 1.1
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.integers(1, 5000), st.integers(1_000, 192_000), st.sampled_from([8_000, 16_000, 24_000]), st.integers(1, 3000)
 )

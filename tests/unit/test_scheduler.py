@@ -6,12 +6,13 @@ import asyncio
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spmd_encoder.api.types import Modality, OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.wire.messages import Began, Completed, Failed
+from tests.harness.examples import examples
 from tests.harness.scheduler_bench import bench, job
 
 
@@ -261,7 +262,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(steps=steps, max_items=st.integers(1, 4), lookahead=st.integers(1, 5))
 def test_every_job_is_answered_once(steps: list[tuple[str, int, str]], max_items: int, lookahead: int) -> None:
     async def play() -> None:
