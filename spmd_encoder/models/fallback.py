@@ -16,13 +16,14 @@ from transformers.models.vipllava.modeling_vipllava import VipLlavaForConditiona
 from spmd_encoder.api.types import Modality, OutputKind
 from spmd_encoder.errors import StartupError
 from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, TowerOutput
+from spmd_encoder.models.building import build_on_meta
 from spmd_encoder.models.contrastive import TINY_VISION
 from spmd_encoder.models.fallback_items import FallbackPreprocessor, first_line
 from spmd_encoder.models.fallback_model import METHODS, encode
 from spmd_encoder.models.sharding import refuse_cutting
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.vision_language import TINY_LLAMA
-from spmd_encoder.models.weights import build_on_meta, load_whole, place, real_bytes
+from spmd_encoder.models.weights import load_whole, place, real_bytes
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,10 @@ from transformers.models.auto.configuration_auto import AutoConfig
 
 from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import StartupError
+from spmd_encoder.models.building import built
 from spmd_encoder.models.checkpoint import read_config
 from spmd_encoder.models.fallback_shapes import ShapeRun
-from spmd_encoder.models.weights import build_on_meta, from_folder
+from spmd_encoder.models.weights import from_folder
 
 METHODS: Mapping[Modality, str] = MappingProxyType(
     {
@@ -163,13 +164,7 @@ def _parameters(model: PreTrainedModel, modality: Modality) -> dict[str, bool]:
 def _first_with_features(folder: Path, config: PreTrainedConfig) -> PreTrainedModel:
     """On meta. Raises StartupError where transformers has no such class, or one that cannot be built."""
     for cls in _classes(folder, config):
-        try:
-            model = build_on_meta(cls, config, torch.float32)
-        except Exception as error:  # whatever a model's code finds wrong with a file of the user's, or misses
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise StartupError(
-                f"{folder}: transformers cannot build {cls.__name__} from config.json ({first})"
-            ) from None
+        model = built(cls, config, folder, torch.float32)
         if any(_owner(model, modality) is not None for modality in METHODS):
             model.train(False)
             return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,36 @@ _MOST_TILES = 2**12
 _SIDES = ("height", "width", "shortest_edge", "longest_edge", "size", "crop_size")
 _AREAS = ("min_pixels",)
 _TILES = ("max_patches",)
+_TRANSFORMS = ("n_fft", "fft_window_size")
+_MOST_TRANSFORM = 2**16
+"""Samples of a window of sound. A bank of filters has a row for every second one."""
+
+_CONFIG = "config.json"
+_LAYERS = re.compile(r"(^|_)(layers|n_layer|depths?|blocks)$")
+_MOST_LAYERS = 2**12
+"""Of any one kind. Building those of a tower takes a millisecond each, whether or not there are weights for them."""
+_WIDTHS = re.compile(r"(^|_)(sizes?|dims?|channels|heads|bins|experts|positions|d_model|n_embd|width)$")
+_MOST_WIDTH = 2**24
+_MOST_WORDS = 2**28
+_NO_WIDTHS = re.compile(r"(chunk|window)_size$")
+"""May be any number: what lies beyond every item bounds nothing."""
+_NEVER_NEGATIVE = frozenset(
+    (
+        *(
+            "hidden_size",
+            "intermediate_size",
+            "out_hidden_size",
+            "d_model",
+            "embed_dim",
+            "projection_dim",
+            "vocab_size",
+        ),
+        *("num_hidden_layers", "num_layers", "depth", "encoder_layers", "decoder_layers"),
+        *("num_attention_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads"),
+        *("image_size", "patch_size", "num_channels", "in_channels", "num_mel_bins", "max_source_positions"),
+    )
+)
+"""Others say -1 for what is not bounded, or count from the end."""
 
 
 @contextmanager
@@ -46,20 +77,53 @@ def settings_of(folder: Path) -> Iterator[None]:
 
 
 def refuse_absurd_sizes(folder: Path) -> None:
-    """Raises StartupError where a processor's file asks for pictures that would take all memory.
+    """Raises StartupError where a processor's file asks for items that would take all memory, or `config.json` for a
+    model that no memory holds.
 
     A file that cannot be read is passed over: whoever needs it says so.
     """
     for name in _PROCESSORS:
-        try:
-            said = json.loads((folder / name).read_bytes())
-        except (OSError, ValueError):
-            continue
-        for path, value, most in _sizes(said):
+        for path, value, most in _sizes(_read(folder / name)):
             if value > most:
-                raise StartupError(
-                    f"{folder / name}: {path} is {value}, and at most {most} can be served; download the file again"
-                )
+                raise _absurd(folder / name, path, value, f"at most {most} can be served")
+    for path, value in _whole_numbers(_read(folder / _CONFIG)):
+        key = path.rpartition(".")[2]
+        if (most := _most_of_model(key)) and value > most:
+            raise _absurd(folder / _CONFIG, path, value, f"at most {most} can be served")
+        if value < 0 and key in _NEVER_NEGATIVE:
+            raise _absurd(folder / _CONFIG, path, value, "there is no such size")
+
+
+def _absurd(file: Path, path: str, value: float, why: str) -> StartupError:
+    return StartupError(f"{file}: {path} is {value}, and {why}; download the file again")
+
+
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _whole_numbers(said: Any, path: str = "") -> Iterator[tuple[str, int]]:
+    """Every whole number with its path in the file; those of a list have the list's."""
+    if isinstance(said, dict):
+        for key, value in said.items():
+            yield from _whole_numbers(value, f"{path}.{key}" if path else key)
+    elif isinstance(said, list):
+        for value in said:
+            yield from _whole_numbers(value, path)
+    elif isinstance(said, int) and not isinstance(said, bool):
+        yield path, said
+
+
+def _most_of_model(key: str) -> int:
+    """What a setting of a model may be at most; 0: no bound."""
+    if _LAYERS.search(key):
+        return _MOST_LAYERS
+    if not _WIDTHS.search(key) or _NO_WIDTHS.search(key):
+        return 0
+    return _MOST_WORDS if "vocab" in key else _MOST_WIDTH
 
 
 def _sizes(said: Any, path: str = "") -> Iterator[tuple[str, float, int]]:
@@ -84,6 +148,8 @@ def _most(key: str, beside: dict[str, Any]) -> int:
         return _MOST_AREA
     if key in _TILES:
         return _MOST_TILES
+    if key in _TRANSFORMS:
+        return _MOST_TRANSFORM
     return _MOST_SIDE if key in _SIDES else 0
 
 

@@ -2,12 +2,11 @@
 
 The class is built on the meta device, only the wanted weights get storage, and on a CPU they stay views of the
 mapped safetensors files, shared between ranks through the page cache: nothing here clones, or casts to an equal
-dtype. Functions of transformers that are not public are used in this module only (tested: 5.24).
+dtype. Functions of transformers that are not public are used here and in `models.building` only (tested: 5.24).
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,12 +25,12 @@ from transformers.core_model_loading import (
     convert_and_load_state_dict_in_model,
     rename_source_key,
 )
-from transformers.initialization import no_init_weights
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
 from spmd_encoder.errors import StartupError
 from spmd_encoder.models.base import LoadContext
+from spmd_encoder.models.building import build_on_meta, built, check_heads, make_buffers
 from spmd_encoder.models.checkpoint import broken, no_room, shard_keys
 from spmd_encoder.models.leftovers import Leftovers, doubles
 from spmd_encoder.models.prefetch import prefetch
@@ -107,8 +106,8 @@ def load_whole(
     shards = shard_keys(folder)
     with ExitStack() as files:
         # Names and renames do not depend on the dtype, which only the files can tell.
-        model = _built(cls, config, folder, fallback_dtype)
-        _check_heads(model, folder, kept)
+        model = built(cls, config, folder, fallback_dtype)
+        check_heads(model, folder, kept)
         picked = _pick(model, folder, shards, kept, files)
         leftovers = Leftovers(folder, model, picked.unknown, kept)
         leftovers.refuse_projection()
@@ -121,40 +120,13 @@ def load_whole(
             model = build_on_meta(cls, config, dtype)
         fill = _fill if picked.needs_conversion else _assign
         fill(model, folder, picked, kept, leftovers)
-    _make_buffers(model, kept)
+    make_buffers(model, folder, kept)
     left = [n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta and n in kept]
     if left:
         raise StartupError(f"{folder}: {len(left)} tensors of the encoder got no value, first {left[0]}")
     model.train(False)
     model.requires_grad_(False)
     return model
-
-
-def _built(cls: type[ModelT], config: PreTrainedConfig, folder: Path, dtype: torch.dtype) -> ModelT:
-    try:
-        return build_on_meta(cls, config, dtype)
-    except Exception as error:  # whatever a model's code finds wrong with numbers that are the user's
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise StartupError(f"{folder}: transformers cannot build {cls.__name__} from config.json ({first})") from None
-
-
-def _check_heads(model: PreTrainedModel, folder: Path, kept: _Kept) -> None:
-    """Raises StartupError for heads that do not divide an attention's width: some models find out only as they run."""
-    for name, module in model.named_modules():
-        heads, width = getattr(module, "num_heads", None), _query_width(module)
-        if isinstance(heads, int) and heads and width % heads and name in kept:
-            raise StartupError(
-                f"{folder}: config.json asks for {heads} heads in {name}, whose {width} values they do not divide"
-            )
-
-
-def _query_width(module: nn.Module) -> int:
-    """Values of all heads' queries together; 0 where the module has none that are known."""
-    for name, share in (("q_proj", 1), ("q", 1), ("qkv", 3)):
-        layer = getattr(module, name, None)
-        if isinstance(layer, nn.Linear) and (share == 1 or layer.out_features == share * layer.in_features):
-            return layer.out_features // share
-    return 0
 
 
 def place(module: nn.Module, context: LoadContext) -> None:
@@ -181,18 +153,6 @@ class _Kept:
 
     def __contains__(self, name: object) -> bool:
         return f"{name}.".startswith(self._prefixes)
-
-
-def build_on_meta(cls: type[ModelT], config: PreTrainedConfig, dtype: torch.dtype) -> ModelT:
-    """The whole model in SDPA or eager attention, none of whose tensors has values yet."""
-    build: Any = cls._from_config
-    attention = "sdpa" if cls._supports_sdpa else "eager"
-    with torch.device("meta"), no_init_weights():
-        try:
-            model: ModelT = build(copy.deepcopy(config), dtype=dtype, attn_implementation=attention)
-        except ValueError:  # a part has no SDPA: transformers then chooses for each
-            model = build(config, dtype=dtype)
-    return model
 
 
 @dataclass(frozen=True)
@@ -306,24 +266,3 @@ def no_progress_bar() -> Iterator[None]:
     finally:
         if enabled:
             switches.enable_progress_bar()
-
-
-def _make_buffers(model: PreTrainedModel, kept: _Kept) -> None:
-    """Give non-persistent buffers (rotary frequencies) their values, which no file has, by the model's own rule.
-
-    `_init_weights` of the nearest model class knows it; all else of the module is marked as initialised before.
-    """
-    owners: dict[str, PreTrainedModel] = {n: m for n, m in model.named_modules() if isinstance(m, PreTrainedModel)}
-    with torch.no_grad():
-        for name, module in model.named_modules():
-            stale = [n for n, b in module.named_buffers(recurse=False) if b.is_meta]
-            if not stale or name not in kept:
-                continue
-            # The module's rule may reach into its children.
-            for tensor in [*module.parameters(), *module.buffers()]:
-                tensor._is_hf_initialized = True
-            for buffer in stale:
-                setattr(module, buffer, torch.empty_like(getattr(module, buffer), device="cpu"))
-            owner = max((n for n in owners if f"{name}.".startswith(f"{n}." if n else "")), key=len)
-            initialise: Any = owners[owner]._init_weights
-            initialise(module)

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import WhisperConfig, WhisperModel
 
 from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
 from spmd_encoder.models import registry
 from spmd_encoder.models.base import LoadContext
+from spmd_encoder.models.building import built
 from spmd_encoder.models.loading import adapter_class, load_adapter, load_preprocessor
 from spmd_encoder.models.settings import refuse_absurd_sizes, settings_of
 
@@ -116,6 +119,8 @@ def test_what_trying_again_may_help_stays_as_it_is(error: Exception, tmp_path: P
         ("internvl", PICTURES, "max_patches", 10**9),
         ("qwen2_5_vl", PICTURES, "size.shortest_edge", 10**9),
         ("colqwen2", WHOLE, "image_processor.size.shortest_edge", 10**9),
+        ("whisper", PICTURES, "n_fft", 10**9),
+        ("clap", PICTURES, "fft_window_size", 10**9),
     ],
 )
 def test_sizes_that_take_all_memory_are_refused_before_anything_is_made(
@@ -142,6 +147,66 @@ def test_sizes_of_real_models_are_left_alone(said: Any, tmp_path: Path) -> None:
     (tmp_path / PICTURES).write_text(json.dumps(said))
     (tmp_path / WHOLE).write_text("no JSON")
     refuse_absurd_sizes(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "where", "value", "why"),
+    [
+        ("whisper", "encoder_layers", 10**9, "at most 4096 can be served"),
+        ("whisper", "decoder_layers", 10**7, "at most 4096 can be served"),
+        ("whisper", "max_source_positions", 10**9, "at most 16777216 can be served"),
+        ("whisper", "vocab_size", 10**12, "at most 268435456 can be served"),
+        ("dinov2", "hidden_size", 10**9, "at most 16777216 can be served"),
+        ("dinov2", "num_attention_heads", -1, "there is no such size"),
+        ("qwen3_vl", "vision_config.depth", 10**9, "at most 4096 can be served"),
+        ("dinov3_convnext", "depths", [2, 10**9, 2, 2], "at most 4096 can be served"),
+    ],
+)
+def test_sizes_of_no_model_are_refused_before_it_is_built(
+    tiny: Callable[[str], Path], context: LoadContext, family: str, where: str, value: Any, why: str
+) -> None:
+    folder = tiny(family)
+    change(folder, CONFIG, where, value)
+    largest = max(value) if isinstance(value, list) else value
+    with pytest.raises(StartupError, match=rf"{CONFIG}: {where} is {largest}, and {why}"):
+        load_adapter(folder, context)
+    with pytest.raises(StartupError, match=where):
+        load_preprocessor(folder)
+
+
+def test_settings_of_real_models_are_left_alone(tmp_path: Path) -> None:
+    said = {
+        "vocab_size": 290_943,
+        "ngram_vocab_size_base": 20_000_000,
+        "max_position_embeddings": 10_485_760,
+        "chunk_size": -1,
+        "window_size": 2**31,
+        "vision_feature_layer": -2,
+        "out_indices": [-1],
+        "max_relative_positions": -1,
+        "num_hidden_layers": 128,
+        "rope_scaling": None,
+        "vision_config": {"depths": [3, 27, 3], "image_size": [1024, 1024], "use_size": True, "size": "large"},
+    }
+    (tmp_path / CONFIG).write_text(json.dumps(said))
+    refuse_absurd_sizes(tmp_path)
+
+
+def test_more_weights_than_any_model_has_are_not_built(tmp_path: Path) -> None:
+    """Whatever a class may call the number of its layers."""
+    config = WhisperConfig(encoder_layers=10**9, d_model=6)
+    with pytest.raises(StartupError, match=r"cannot build WhisperModel from config.json \(it has more than 131072 wei"):
+        built(WhisperModel, config, tmp_path, torch.float32)
+    assert len([*built(WhisperModel, WhisperConfig(d_model=6), tmp_path, torch.float32).parameters()]) < 1000
+
+
+def test_what_is_computed_takes_no_more_memory_than_in_any_model(
+    tiny: Callable[[str], Path], context: LoadContext
+) -> None:
+    folder = tiny("qwen2_5_omni")
+    change(folder, CONFIG, "thinker_config.audio_config.max_source_positions", 2**24)
+    with pytest.raises(StartupError, match=r"asks for model\S*positional_embedding of the shape \(16777216, 48\), wh"):
+        load_adapter(folder, context)
 
 
 @pytest.mark.parametrize(("name", "value"), [("num_attention_heads", 12), ("head_dim", 32)])
