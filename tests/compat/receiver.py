@@ -183,7 +183,8 @@ def scheduler_rank(rank: int, backend: str, urls: list[str], wanted: Any, out: P
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
         done, aborted = made.process_waiting_requests(new)
-        new = []
+        # What a tokenizer sends to its schedulers; the ranks agree on failures among themselves.
+        new = [told.pop()] if told else []
         if done:
             return processor.save(out, rank)
         if aborted:

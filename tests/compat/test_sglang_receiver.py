@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from spmd_encoder.client import Audio, Client, Video
 from spmd_encoder.models.qwen2_audio import Qwen2AudioAdapter
 from tests.harness.media import film, tone, wav
 from tests.harness.reference import QwenReference
+from tests.harness.sglang_server import config, serving
 from tests.harness.world import World, noise_png, off_by
 
 INTERPRETER = os.environ.get("SGLANG_PYTHON")
@@ -46,7 +48,7 @@ def served(request: pytest.FixtureRequest, qwen_tiny: Path) -> Iterator[tuple[st
         yield request.param, world.start().wait_ready(replicas=2)
 
 
-def receive(backend: str, world: World, items: list[bytes], folder: Path, modality: str = "image") -> list[Outcome]:
+def receive(backend: str, url: str, items: list[bytes], folder: Path, modality: str = "image") -> list[Outcome]:
     """What each rank of the language server ends with."""
     assert INTERPRETER is not None
     files = []
@@ -55,7 +57,7 @@ def receive(backend: str, world: World, items: list[bytes], folder: Path, modali
         files[-1].write_bytes(item)
     script = Path(__file__).with_name("receiver.py")
     done = subprocess.run(
-        [INTERPRETER, script, backend, world.url, folder, modality, *files],
+        [INTERPRETER, script, backend, url, folder, modality, *files],
         capture_output=True,
         text=True,
         timeout=300,
@@ -84,7 +86,7 @@ def test_the_receiver_puts_together_transformers_rows(
     reference = QwenReference(qwen_tiny)
     pictures = [noise_png(80 + index, width, height) for index, (width, height) in enumerate(SIZES)]
     expected = np.concatenate([reference.tokens(picture) for picture in pictures])
-    for outcome in receive(backend, world, pictures, tmp_path):
+    for outcome in receive(backend, world.url, pictures, tmp_path):
         assert outcome.error is None
         assert outcome.rows is not None and outcome.grid is not None
         assert off_by(outcome.rows, expected) <= 1e-5
@@ -98,7 +100,7 @@ def test_films_with_their_grids_and_times(served: tuple[str, World], tmp_path: P
     films = [film("mp4", "libx264", frames[:count]) for count in (12, 6, 8)]
     with Client(world.url) as client:
         expected = client.encode([Video(data) for data in films], output="tokens")
-    for outcome in receive(backend, world, films, tmp_path, "video"):
+    for outcome in receive(backend, world.url, films, tmp_path, "video"):
         assert outcome.error is None
         assert outcome.rows is not None and outcome.grid is not None
         assert off_by(outcome.rows, np.concatenate([result.numpy() for result in expected])) <= 1e-5
@@ -116,7 +118,7 @@ def test_sounds_with_their_lengths(tmp_path: Path) -> None:
         world.start().wait_ready(replicas=1)
         with Client(world.url) as client:
             expected = client.encode([Audio(data) for data in sounds], output="tokens")
-        (outcome,) = receive(backend, world, sounds, tmp_path, "audio")
+        (outcome,) = receive(backend, world.url, sounds, tmp_path, "audio")
     assert outcome.error is None
     assert outcome.rows is not None and outcome.grid is not None
     assert off_by(outcome.rows, np.concatenate([result.numpy() for result in expected])) <= 1e-5
@@ -127,9 +129,25 @@ def test_sounds_with_their_lengths(tmp_path: Path) -> None:
 def test_an_error_reaches_every_rank(served: tuple[str, World], tmp_path: Path) -> None:
     backend, world = served
     pictures = [noise_png(1, 56, 56), noise_png(2, 56, 56)[:150], noise_png(3, 56, 56)]
-    for outcome in receive(backend, world, pictures, tmp_path):
+    for outcome in receive(backend, world.url, pictures, tmp_path):
         assert outcome.rows is None
         assert outcome.error is not None
         if backend != "zmq_to_tokenizer":
             assert outcome.error["code"] == 400
             assert "mm_items[" in outcome.error["message"]
+
+
+@pytest.mark.parametrize("backend", ["zmq_to_tokenizer", "zmq_to_scheduler"])
+async def test_ranks_that_wait_hear_of_a_request_that_got_no_turn(backend: str, tmp_path: Path) -> None:
+    """Nobody has read its body, so it is SGLang's own side that tells them, and they hang up."""
+    async with serving(config(encoder_transfer_backend=backend)) as full:
+        full.give_no_turns()
+        outcomes = await asyncio.to_thread(receive, backend, str(full.http.base_url), [noise_png(1, 56, 56)], tmp_path)
+        while full.front_end.shared.dialect.num_parts:
+            await asyncio.sleep(0.01)
+    for outcome in outcomes:
+        assert outcome.rows is None
+        assert outcome.error is not None
+        if backend != "zmq_to_tokenizer":
+            assert outcome.error["code"] == 503
+            assert "--max-queued-items" in outcome.error["message"]

@@ -16,7 +16,9 @@ import numpy as np
 
 from spmd_encoder.api.types import Embedding, MediaItem, OutputKind
 from spmd_encoder.config import Config
+from spmd_encoder.frontends.http.metrics import HttpMetrics
 from spmd_encoder.frontends.http.server import HttpFrontEnd
+from spmd_encoder.frontends.http.turns import Turns
 from tests.harness import raw_http
 from tests.harness.fake_service import FakeService, picture
 from tests.harness.sglang_receiver import Message, Receiver
@@ -79,6 +81,11 @@ class Served:
 
     def later(self, work: Any) -> asyncio.Task[httpx.Response]:
         return asyncio.create_task(work)
+
+    def give_no_turns(self) -> None:
+        """Every request with media comes when too many wait."""
+        turns = Turns(0, self.service, HttpMetrics())
+        self.front_end._config.http.turns = turns  # type: ignore[union-attr]
 
     async def idle(self) -> None:
         """Nothing is held any more."""

@@ -270,6 +270,26 @@ async def test_requests_in_hand_are_bounded_in_number() -> None:
             encode.cancel()
 
 
+async def test_a_part_that_gets_no_turn_is_forgotten_with_its_receivers(served: Served) -> None:
+    """Its body is not read, so it cannot be named: SGLang's own side, which has the status, makes them hang up."""
+    turns = served.front_end._config.http.turns  # type: ignore[union-attr]
+    with Receiver() as receiver:
+        early = served.later(served.register(receiver))
+        while served.front_end.shared.dialect.num_parts == 0:
+            await asyncio.sleep(0.01)
+        served.give_no_turns()
+        refused(await served.encode(), 503, "--max-queued-items", req_id=None)
+        assert not early.done()
+        early.cancel()
+        while served.front_end.shared.dialect.num_parts:
+            await asyncio.sleep(0.01)
+        served.front_end._config.http.turns = turns  # type: ignore[union-attr]
+        again = served.later(served.encode())
+        ok(await served.register(receiver))
+        ok(await again)
+        check(await receiver.message(), 3)
+
+
 @pytest.mark.timeout(200)
 async def test_a_thousand_at_once_are_all_answered(served: Served) -> None:
     """Early, late, doubled and missing registrations together; every call gets an answer, no part comes twice."""

@@ -15,6 +15,7 @@ from spmd_encoder.errors import ErrorCode
 from spmd_encoder.frontends.http.body import Timeouts
 from spmd_encoder.frontends.http.metrics import HttpMetrics
 from spmd_encoder.frontends.http.turns import _AT_ONCE, Turns
+from spmd_encoder.frontends.sglang.parts import EXPECTED_TIMES
 from tests.harness.fake_service import FakeService
 from tests.unit.test_http_wire import CONFIG, GOOD, Served, post, serve_fake
 
@@ -104,6 +105,16 @@ def test_who_comes_when_too_many_wait_is_refused_in_the_words_of_his_protocol() 
     assert (
         'spmd_encoder_http_requests_total{code="429",method="POST",route="/v1/encode"} 1.0' in metrics.text().decode()
     )
+
+
+async def test_sglangs_calls_wait_where_others_are_refused() -> None:
+    """As many as there may be parts that receivers wait for."""
+    turns = Turns(2, FakeService(), HttpMetrics())
+    for number in range(2 * EXPECTED_TIMES):
+        assert (turns.refusal("/v1/encode", "POST") is None) == (number < 2)
+        assert turns.refusal("/encode", "POST") is None
+        turns.wait(lambda: None)
+    assert turns.refusal("/encode", "POST") is not None
 
 
 async def test_a_crowd_beyond_the_limit_is_answered_too() -> None:

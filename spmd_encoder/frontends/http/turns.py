@@ -13,18 +13,20 @@ from spmd_encoder.api.service import EncoderService
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.http.errors import error_response, json_response
 from spmd_encoder.frontends.http.metrics import HttpMetrics
+from spmd_encoder.frontends.sglang.parts import EXPECTED_TIMES
 
 # Begun in one turn of the event loop: some 2 ms each of parsing and admission, while everything else waits.
 _AT_ONCE = 8
 _SGLANG = "/encode"
-# Receivers may have registered for what it brings, and they are told of a refusal only where its body was read.
-_SGLANG_TIMES = 4
 _HEAVY = frozenset({"/v1/encode", "/v1/embeddings", _SGLANG})
 
 
 class Turns:
     """Of one server and event loop. Requests that bring media are begun in the order of their coming, a few in each
-    turn of the loop; all others at once. With `most` who wait, others are refused."""
+    turn of the loop; all others at once. With `most` who wait, others are refused.
+
+    SGLang's `/encode` only where as many wait as there may be parts that receivers wait for: what its body does not
+    tell, since it is not read, its receivers hear from their own side, which has the status."""
 
     def __init__(self, most: int, service: EncoderService, metrics: HttpMetrics) -> None:
         self._most = most
@@ -43,7 +45,7 @@ class Turns:
 
     def refusal(self, path: str, method: str) -> Response | None:
         """What is answered where too many wait already: an ASGI application that costs nearly nothing."""
-        if len(self._waiting) < self._most * (_SGLANG_TIMES if path == _SGLANG else 1):
+        if len(self._waiting) < self._most * (EXPECTED_TIMES if path == _SGLANG else 1):
             return None
         message = f"{len(self._waiting)} requests wait for their turn already (--max-queued-items); try again later"
         error = self._service.request_refused(EncoderError(ErrorCode.QUEUE_FULL, message))

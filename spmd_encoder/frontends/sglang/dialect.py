@@ -26,6 +26,7 @@ from spmd_encoder.frontends.remote import Fetcher, fetch_and_encode
 from spmd_encoder.frontends.sglang.media import Wanted, check_items, item_name
 from spmd_encoder.frontends.sglang.metrics import DialectMetrics
 from spmd_encoder.frontends.sglang.parts import (
+    EXPECTED_TIMES,
     Abandon,
     Begun,
     Command,
@@ -124,8 +125,8 @@ class SglangDialect:
                 late_s=wait_s,
                 lonely_s=lonely_s,
                 max_active=limits.max_queued_items,
-                max_expected=4 * limits.max_queued_items,
-                max_closed=4 * limits.max_queued_items,
+                max_expected=EXPECTED_TIMES * limits.max_queued_items,
+                max_closed=EXPECTED_TIMES * limits.max_queued_items,
             ),
             is_fetched=is_fetched,
         )

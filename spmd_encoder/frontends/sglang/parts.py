@@ -16,6 +16,8 @@ from spmd_encoder.frontends.sglang.refusal import RefusalError
 from spmd_encoder.transports.base import PushEndpoint
 
 MAX_RECEIVERS = 1024
+EXPECTED_TIMES = 4
+"""Receivers may wait for so many times as many parts as may be in hand."""
 
 
 class Phase(Enum):
