@@ -21,7 +21,7 @@ from PIL import Image
 
 from spmd_encoder.api.cost import CostTable
 from spmd_encoder.api.types import ItemOptions, MediaItem, Modality
-from spmd_encoder.errors import EncoderError
+from spmd_encoder.errors import EncoderError, StartupError
 from spmd_encoder.media.base import Film, FilmInfo, Sound
 from spmd_encoder.models.base import Features, Preprocessor
 from spmd_encoder.models.settings import settings_of
@@ -170,13 +170,14 @@ def features_for(preprocessor: Preprocessor, trial: Trial) -> list[Features]:
     return [preprocessor.preprocess(noise)] * trial.count
 
 
-def _features_or_none(preprocessor: Preprocessor, trial: Trial, folder: Path) -> list[Features] | None:
+def _features_or_why(preprocessor: Preprocessor, trial: Trial, folder: Path) -> list[Features] | str:
+    """The trial's items, or why the family does not take them."""
     with settings_of(folder):
         try:
             return features_for(preprocessor, trial)
         except EncoderError as error:
             log.debug("the warm-up leaves out what this model does not take: %s", error.message)
-            return None
+            return error.message
 
 
 def _film(preprocessor: Preprocessor, picture: Image.Image, seconds: float) -> Film:
@@ -202,17 +203,19 @@ async def warm_up(
     """Run `small`, and of `large` as many as will not take longer than `seconds`, by the time that the last one took.
 
     `run(items, flag)` runs one batch. Raises what it raises: StartupError where a batch shows that the model cannot
-    be served like this, or where the settings in `folder`, the checkpoint's, break its processor.
+    be served like this. So it does where the settings in `folder`, the checkpoint's, break its processor, and where
+    that refuses every single item of `large` too.
     """
     began = clock()
     batches = cost = 0
-    took, of_cost = 0.0, 1
+    took, of_cost, refused = 0.0, 1, ""
 
     async def one(trial: Trial) -> None:
-        nonlocal batches, cost, took, of_cost
+        nonlocal batches, cost, took, of_cost, refused
         started = clock()
-        items = await asyncio.to_thread(_features_or_none, preprocessor, trial, folder)
-        if items is None:
+        items = await asyncio.to_thread(_features_or_why, preprocessor, trial, folder)
+        if isinstance(items, str):
+            refused = items
             return
         await run(items, trial.flag)
         batches, cost = batches + 1, max(cost, trial.cost)
@@ -229,4 +232,9 @@ async def warm_up(
         started = clock()
         await one(trial)
         spent += clock() - started
+    if large and refused and not batches:
+        raise StartupError(
+            f"{folder}: this model's processor takes nothing that it is given ({refused}): its settings do not suit "
+            "the model; compare config.json and the processor's file with the original's, or download them again"
+        )
     return WarmUp(batches=batches, cost=cost, seconds=clock() - began, left_out=left_out)

@@ -219,11 +219,21 @@ async def test_films_that_a_model_cannot_take_end_the_start() -> None:
         await warm_up(run, Filmed(), small_trials(FILMS, VIDEO), [], folder=HERE, seconds=1.0)
 
 
-async def test_where_nothing_is_taken_no_time_is_told() -> None:
+async def test_where_nothing_at_all_is_taken_the_start_ends_with_the_last_reason() -> None:
     replica = Replica(per_token=0.1)
     large = large_trials(QWEN, IMAGE, BOUNDS)
     small = small_trials(QWEN, IMAGE)
-    done = await warm_up(replica.run, Picky(), small, large, folder=HERE, seconds=1e-9, clock=lambda: replica.now)
+    with pytest.raises(StartupError, match=r"^/checkpoint: .* takes nothing .*\(this model takes no image items\)"):
+        await warm_up(replica.run, Picky(), small, large, folder=HERE, seconds=1e-9, clock=lambda: replica.now)
+    mixed = [*large, *sounds(1)]
+    done = await warm_up(replica.run, Picky(), small, mixed, folder=HERE, seconds=9.0, clock=lambda: replica.now)
+    assert done.batches == 1, "other items are taken"
+
+
+async def test_small_trials_alone_tell_nothing_of_what_is_taken() -> None:
+    """All that a replica that is formed anew runs."""
+    small = small_trials(QWEN, IMAGE)
+    done = await warm_up(Replica(per_token=0.1).run, Picky(), small, [], folder=HERE, seconds=1.0)
     assert (done.batches, done.left_out) == (0, None)
     assert str(done).startswith("nothing that this model takes was tried")
 
