@@ -45,7 +45,7 @@ class Leftovers:
         )
         """Names of weights that would have to be in modules that are loaded, and are not."""
         self._unknown = unknown
-        self._expected = [name for name in model.state_dict() if name in kept]
+        self._kept = kept
 
     def refuse(self, missing: Sequence[str]) -> None:
         """Raises StartupError where weights are missing, and where files hold more than config.json asks for."""
@@ -79,7 +79,8 @@ class Leftovers:
 
     def _misnamed(self, missing: Sequence[str]) -> list[str]:
         """Names of weights that may be the missing ones: strays, and what lies beside a module without any weight."""
-        lost = set(_paths(missing)) - set(_paths(set(self._expected) - set(missing)))
+        expected = {name for name in self._model.state_dict() if name in self._kept}
+        lost = set(_paths(missing)) - set(_paths(expected - set(missing)))
         beside = {path.rpartition(".")[0] for path in lost}
         return sorted({*self.strays, *(key for key, home in self._homes.items() if home in beside)})
 

@@ -108,18 +108,21 @@ def load_whole(
         # Names and renames do not depend on the dtype, which only the files can tell.
         model = built(cls, config, folder, fallback_dtype)
         check_heads(model, folder, kept)
-        picked = _pick(model, folder, shards, kept, files)
+        own = model.state_dict()
+        picked = _pick(model, own, folder, shards, kept, files)
         leftovers = Leftovers(folder, model, picked.unknown, kept)
         leftovers.refuse_projection()
-        own = model.state_dict()
         floats = [piece for key, piece in picked.slices.items() if own[picked.names[key]].is_floating_point()]
         stored = {_FLOATS.get(piece.get_dtype()) for piece in floats}
         if None in stored:
             raise StartupError(f"{folder}: the encoder's weights are quantised, which is not supported here")
         if len(stored) == 1 and (dtype := stored.pop()) is not None and dtype != fallback_dtype:
             model = build_on_meta(cls, config, dtype)
-        fill = _fill if picked.needs_conversion else _assign
-        fill(model, folder, picked, kept, leftovers)
+            own = model.state_dict()
+        if picked.needs_conversion:
+            _fill(model, folder, picked, kept, leftovers)
+        else:
+            _assign(model, own, folder, picked, kept, leftovers)
     make_buffers(model, folder, kept)
     left = [n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta and n in kept]
     if left:
@@ -168,13 +171,17 @@ class _Picked:
 
 
 def _pick(
-    model: PreTrainedModel, folder: Path, shards: dict[str, tuple[str, ...]], kept: _Kept, files: ExitStack
+    model: PreTrainedModel,
+    own: dict[str, Tensor],
+    folder: Path,
+    shards: Mapping[str, Sequence[str]],
+    kept: _Kept,
+    files: ExitStack,
 ) -> _Picked:
-    """The wanted weights, which the kernel begins to read. Shards without any are not opened."""
+    """The wanted weights of `own`, the model's, which the kernel begins to read. Shards without any are not opened."""
     mapping = get_model_conversion_mapping(model)
     renamings = [m for m in mapping if isinstance(m, WeightRenaming)]
     converters = [m for m in mapping if isinstance(m, WeightConverter)]
-    own = model.state_dict()
     slices: dict[str, Any] = {}
     names: dict[str, str] = {}
     converted: set[str] = set()
@@ -210,9 +217,15 @@ def _pick(
     return _Picked(slices, names, bool(converted) or keeps_state, unknown)
 
 
-def _assign(model: PreTrainedModel, folder: Path, picked: _Picked, kept: _Kept, leftovers: Leftovers) -> None:
+def _assign(
+    model: PreTrainedModel,
+    own: Mapping[str, Tensor],
+    folder: Path,
+    picked: _Picked,
+    kept: _Kept,
+    leftovers: Leftovers,
+) -> None:
     """What `_fill` does where weights are only renamed: transformers would compile two patterns for each of them."""
-    own = model.state_dict()
     missing = sorted(name for name in own.keys() - set(picked.names.values()) if name in kept)
     leftovers.refuse(missing)
     weights = {}
