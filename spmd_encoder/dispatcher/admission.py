@@ -53,12 +53,14 @@ class Admission:
     @contextlib.contextmanager
     def reserve(self, num_bytes: int) -> Iterator[None]:
         """Raises `EncoderError` OVERLOADED."""
-        with contextlib.ExitStack() as held:
-            try:
-                held.enter_context(self._bytes.reserve(num_bytes))
-            except EncoderError as error:
-                raise self.refusal(error) from None
+        try:
+            self._bytes.take(num_bytes)
+        except EncoderError as error:
+            raise self.refusal(error) from None
+        try:
             yield
+        finally:
+            self._bytes.give_back(num_bytes)
 
     def refusal(self, error: EncoderError) -> EncoderError:
         """A refusal as its caller gets it: with how long it takes, at the present pace, until what is in hand is

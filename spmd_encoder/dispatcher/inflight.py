@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spmd_encoder.api.cost import CostTable
@@ -134,8 +132,8 @@ class InflightBytes:
         self._limit = limit
         self.used = 0
 
-    @contextlib.contextmanager
-    def reserve(self, num_bytes: int) -> Iterator[None]:
+    def take(self, num_bytes: int) -> None:
+        """Raises `EncoderError` OVERLOADED where it is more than is left."""
         if self.used + num_bytes > self._limit:
             raise EncoderError(
                 ErrorCode.OVERLOADED,
@@ -144,7 +142,6 @@ class InflightBytes:
                 retry_after_s=1.0,
             )
         self.used += num_bytes
-        try:
-            yield
-        finally:
-            self.used -= num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        self.used -= num_bytes

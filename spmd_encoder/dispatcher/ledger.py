@@ -241,6 +241,8 @@ class Ledger:
         self._waiting = OrderedDict(sorted([*self._waiting.items(), *((work.work_id, work) for work in works)]))
 
     def _assign(self) -> list[Command]:
+        if not self._waiting and not self._held:
+            return []
         commands: list[Command] = []
         for work in list(self._held.values()):
             if work.replica is None and not self._directory.holders(work.key):

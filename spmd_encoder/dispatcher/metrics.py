@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from spmd_encoder.api.types import ReadyState, StageTimes
 from spmd_encoder.errors import ErrorCode
+from spmd_encoder.observability.samples import Samples
 from spmd_encoder.wire.messages import SchedulerStats
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180)
@@ -33,6 +34,7 @@ _IDLE = ("empty", "preparation", "delivery")
 class DispatcherMetrics:
     def __init__(self, replicas: Iterable[int]) -> None:
         self._registry = CollectorRegistry()
+        self._samples = Samples(self._registry)
         name = "spmd_encoder_"
         self._items = Counter(name + "items", "Items by outcome", ["outcome"], registry=self._registry)
         self._refused = Counter(name + "requests_refused", "Requests refused whole", ["code"], registry=self._registry)
@@ -80,15 +82,13 @@ class DispatcherMetrics:
             for field, text in _COUNTED
         }
         self._last: dict[int, tuple[int, SchedulerStats]] = {}
+        self._ok = self._items.labels("ok")
+        self._stage = {stage: self._stages.labels(stage) for stage in ("queue", "preprocess", "forward", "transfer")}
         for replica in replicas:
             self._reforms.labels(replica)
 
     def item_completed(self, times: StageTimes) -> None:
-        self._items.labels("ok").inc()
-        self._stages.labels("queue").observe(times.queue_s)
-        self._stages.labels("preprocess").observe(times.preprocess_s)
-        self._stages.labels("forward").observe(times.forward_s)
-        self._stages.labels("transfer").observe(times.transfer_s)
+        self._samples.add(self._count_completed, times)
 
     def item_failed(self, code: ErrorCode) -> None:
         self._items.labels(code.value.lower()).inc()
@@ -132,3 +132,10 @@ class DispatcherMetrics:
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
+
+    def _count_completed(self, times: StageTimes) -> None:
+        self._ok.inc()
+        self._stage["queue"].observe(times.queue_s)
+        self._stage["preprocess"].observe(times.preprocess_s)
+        self._stage["forward"].observe(times.forward_s)
+        self._stage["transfer"].observe(times.transfer_s)

@@ -44,9 +44,6 @@ async def fetch_items(
     `reserve` accounts for bytes as they come. Hashing and reading headers happen in `pool`. Cancelling it ends all
     fetches.
     """
-    local = [source for source in sources if not isinstance(source, RemoteItem)]
-    if len(local) == len(sources):
-        return local
     loop = asyncio.get_running_loop()
 
     async def fetched(index: int, source: RemoteItem) -> ParsedItem:
@@ -89,13 +86,14 @@ async def fetch_and_encode(
     loop = asyncio.get_running_loop()
     began = loop.time()
     deadline = began + timeout_s
-    try:
-        async with asyncio.timeout_at(deadline):
-            parsed = await fetch_items(items, fetcher, limits=limits, pool=pool, reserve=reserve, name=name)
-    except TimeoutError:
-        raise time_over("fetch") from None
-    finally:
-        if any(isinstance(item, RemoteItem) for item in items):
+    parsed = [item for item in items if not isinstance(item, RemoteItem)]
+    if len(parsed) < len(items):
+        try:
+            async with asyncio.timeout_at(deadline):
+                parsed = await fetch_items(items, fetcher, limits=limits, pool=pool, reserve=reserve, name=name)
+        except TimeoutError:
+            raise time_over("fetch") from None
+        finally:
             fetched(loop.time() - began)
     for item in parsed:
         if isinstance(item, EncoderError):

@@ -22,7 +22,7 @@ from spmd_encoder.frontends.destinations import Destinations
 from spmd_encoder.frontends.registry import FRONT_ENDS, load_front_end, wanted_ports
 from spmd_encoder.frontends.sglang.dialect import SglangDialect
 from spmd_encoder.frontends.shared import Shared
-from spmd_encoder.keeper.bootstrap import Registration, advertised_url
+from spmd_encoder.keeper.address import advertised_url
 from spmd_encoder.keeper.descriptors import max_connections
 from spmd_encoder.keeper.starter import SpawnStarter
 from spmd_encoder.runtime.control import launch_dp_runtime
@@ -133,6 +133,9 @@ class FrontHost:
             await stack.aclose()
             raise
         if bootstraps := config.sglang.encoder_register_urls:
+            # Not before, since it loads an HTTP client, 8 MB that few servers need.
+            from spmd_encoder.keeper.bootstrap import Registration
+
             registration = Registration(bootstraps, url, dispatcher.ready_state)
             # Undone first, before the dispatcher ends.
             stack.push_async_callback(registration.close)

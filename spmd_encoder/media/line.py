@@ -84,11 +84,13 @@ class PreparerLine:
     async def _readable(self) -> None:
         loop = asyncio.get_running_loop()
         there: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(self._sock, _set, there)
+        # By its number: asyncio makes a text of what it does not know yet, which asks a socket for its addresses.
+        descriptor = self._sock.fileno()
+        loop.add_reader(descriptor, _set, there)
         try:
             await there
         finally:
-            loop.remove_reader(self._sock)
+            loop.remove_reader(descriptor)
 
     def _receive(self) -> Answer:
         reply = self._wire.receive()

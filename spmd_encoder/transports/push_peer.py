@@ -141,7 +141,8 @@ class PushPeer:
             self._lose(f"it cannot be reached: {error.strerror or error}")
         else:
             self._socket = sock
-            self._loop.add_reader(sock, self._read)
+            # By its number: asyncio makes a text of what it does not know yet, which asks a socket for its addresses.
+            self._loop.add_reader(sock.fileno(), self._read)
             self._read()
 
     def _too_late(self) -> None:
@@ -177,8 +178,8 @@ class PushPeer:
         self._connecting.cancel()
         if (sock := self._socket) is not None:
             self._socket = None
-            self._loop.remove_reader(sock)
-            self._loop.remove_writer(sock)
+            self._loop.remove_reader(sock.fileno())
+            self._loop.remove_writer(sock.fileno())
             if at_once:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             sock.close()
@@ -214,9 +215,9 @@ class PushPeer:
         if bool(self._waiting) != self._is_writing:
             self._is_writing = not self._is_writing
             if self._is_writing:
-                self._loop.add_writer(self._socket, self._write)
+                self._loop.add_writer(self._socket.fileno(), self._write)
             else:
-                self._loop.remove_writer(self._socket)
+                self._loop.remove_writer(self._socket.fileno())
 
     def _next_message(self) -> _Message | None:
         """The answer to a PING goes before messages that have not begun, so that it never waits behind another one."""

@@ -57,10 +57,14 @@ class _Mailbox:
     async def receive(self) -> list[zmq.Frame]:
         while True:
             try:
-                return self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = [self._socket.recv(zmq.NOBLOCK, copy=False)]
             except zmq.Again:
                 self._waiter = self._loop.create_future()
                 await self._waiter
+            else:
+                while frames[-1].more:  # ZMQ gives away messages that are whole
+                    frames.append(self._socket.recv(zmq.NOBLOCK, copy=False))
+                return frames
 
     def send(self, frames: Sequence[bytes | memoryview]) -> None:
         """Never blocks: nothing bounds how much waits for a peer. What cannot be sent is dropped."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from spmd_encoder.keeper.bootstrap import Registration, advertised_url
+from spmd_encoder.keeper.address import advertised_url
+from spmd_encoder.keeper.bootstrap import Registration
 from tests.harness.fake_service import READY, STARTING
 from tests.harness.web import Exchange, Web, web
 

@@ -14,7 +14,10 @@ def preferred(request: Request, formats: Sequence[str]) -> str:
     """The one of `formats` (media types, lower case) with the highest quality; among equals one that is named rather
     than matched by a wildcard, then the first. So `*/*`, no header, and a header that allows none give the first.
     """
-    ranges = _ranges(",".join(request.headers.getlist("accept")))
+    accepted = ",".join(request.headers.getlist("accept"))
+    if accepted in formats:
+        return accepted
+    ranges = _ranges(accepted)
     scores = [_score(name, ranges) for name in formats]
     return formats[scores.index(max(scores))]
 

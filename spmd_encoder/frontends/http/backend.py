@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from spmd_encoder.api.service import EncoderService
@@ -34,7 +35,7 @@ class Backend:
     destinations: Destinations
     timeouts: Timeouts
 
-    @property
+    @cached_property
     def item_limits(self) -> ItemLimits:
         return ItemLimits.of(self.config)
 

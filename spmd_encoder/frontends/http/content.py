@@ -12,6 +12,7 @@ from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.frontends.http.errors import HttpError
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+_MODALITIES = {m.value: m for m in Modality}
 
 
 class BodyKind(Enum):
@@ -62,7 +63,8 @@ def declared_modality(request: Request) -> Modality | None:
 
 
 def _modality_of(content_type: str) -> Modality | None:
-    return next((m for m in Modality if content_type.startswith(f"{m.value}/")), None)
+    kind, slash, _ = content_type.partition("/")
+    return _MODALITIES.get(kind) if slash else None
 
 
 def check_same_origin(request: Request) -> None:

@@ -12,16 +12,24 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from spmd_encoder.frontends.http.errors import HttpError
 
+_MAX_KNOWN = 64
+
 
 class HostRule:
     """Allows `localhost`, `*.localhost`, addresses, and some `names`: no stranger can give these a new meaning."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(name.lower().rstrip(".") for name in names)
+        self._known: set[str] = set()
 
     def check(self, host: str | None) -> None:
         """Raises `HttpError` 421 where the value of the Host header is not allowed; there is none in HTTP/1.0."""
-        if host is not None and not self._allows(host):
+        if host is None or host in self._known:
+            return
+        if self._allows(host):
+            if len(self._known) < _MAX_KNOWN:
+                self._known.add(host)
+        else:
             raise HttpError(
                 421,
                 "HOST_NOT_ALLOWED",

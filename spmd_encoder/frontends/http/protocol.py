@@ -80,6 +80,9 @@ class EncoderHttpProtocol(HttpToolsProtocol):
         try:
             self._feed(memoryview(data))
             check_header_bytes(self._unfruitful_bytes)
+            # Most heads come whole. The time of the connection's first one counts since that was made.
+            if self._is_message and not self._has_head and self._header_timer is None:
+                self._await_headers()
         except httptools.HttpParserError as error:
             cause = error.__context__
             self._refuse_fault(cause if isinstance(cause, HeadError) else error)
@@ -124,8 +127,6 @@ class EncoderHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_message, self._has_head, self._header_bytes = True, False, 0
         self._unset_keepalive_if_required()  # and not before: empty lines between requests are no sign of life
-        if self._header_timer is None:  # else it is the connection's first, whose time counts since it was made
-            self._await_headers()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value) + 4

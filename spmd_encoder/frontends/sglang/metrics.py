@@ -7,6 +7,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from spmd_encoder.api.types import Modality
+from spmd_encoder.observability.samples import Samples
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 180)
 _ITEMS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 64, 256)
@@ -18,6 +19,7 @@ class DialectMetrics:
     def __init__(self, registry: CollectorRegistry, backend: str) -> None:
         name, by_kind = "spmd_encoder_sglang_", ["modality"]
         self._backend = backend
+        self._samples = Samples(registry)
         self._received = Counter(name + "requests_received", "Calls of /encode", by_kind, registry=registry)
         self._requests = Counter(
             name + "requests", "Calls of /encode by their end", [*by_kind, "status"], registry=registry
@@ -47,13 +49,22 @@ class DialectMetrics:
 
     def received(self, modality: Modality, num_items: int | None) -> None:
         """`num_items` is None where the items cannot be read."""
+        self._samples.add(self._count_received, modality, num_items)
+
+    def answered(self, modality: Modality, seconds: float, good: bool) -> None:
+        self._samples.add(self._count_answered, modality, seconds, good)
+
+    def pushed(self, seconds: float, good: bool) -> None:
+        self._samples.add(self._count_pushed, seconds, good)
+
+    def _count_received(self, modality: Modality, num_items: int | None) -> None:
         self._received.labels(modality.value).inc()
         if num_items is not None:
             self._items.labels(modality.value).observe(num_items)
 
-    def answered(self, modality: Modality, seconds: float, good: bool) -> None:
+    def _count_answered(self, modality: Modality, seconds: float, good: bool) -> None:
         self._requests.labels(modality.value, "success" if good else "error").inc()
         self._seconds.labels(modality.value).observe(seconds)
 
-    def pushed(self, seconds: float, good: bool) -> None:
+    def _count_pushed(self, seconds: float, good: bool) -> None:
         self._transfers.labels(self._backend, "ok" if good else "failed").observe(seconds)
