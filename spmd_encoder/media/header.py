@@ -169,7 +169,9 @@ def _bmp(data: bytes) -> Size:
 
 
 def _tiff(data: bytes) -> Size:
-    """Of the first directory, upright where it says how the picture is turned."""
+    """Of the first directory, upright where it says how the picture is turned. Of entries with equal tags the first
+    counts whose values are in the file; values elsewhere than in their entry may have as many bytes as the file, all
+    together."""
     order = "<" if data[:2] == b"II" else ">"
     # BigTIFF, or classic: a place, the number of entries, and an entry (tag, type, count, before its value or place).
     place, number, layout = ("Q", "Q", "HHQ") if data[2] == 43 else ("I", "H", "HHI")
@@ -179,20 +181,24 @@ def _tiff(data: bytes) -> Size:
     start += struct.calcsize(number)
     step = struct.calcsize("=" + layout) + room
     found: dict[int, int] = {}
+    seen, elsewhere = set[int](), 0
     for entry, _ in zip(range(start, min(len(data) - step + 1, start + step * count), step), parts(), strict=False):
         tag, kind, times = struct.unpack_from(order + layout, data, entry)
-        if tag not in _TIFF_WANTED or tag in found or kind not in _TIFF_KINDS or not times:
+        if tag in seen or kind not in _TIFF_BYTES or not times:
             continue
         value = entry + step - room
-        form = order + _TIFF_WHOLE.get(kind, "16s")
-        if (size := struct.calcsize(form) * times) > room:
+        if (size := _TIFF_BYTES[kind] * times) > room:
             (value,) = struct.unpack_from(order + place, data, value)
-        if kind in _TIFF_WHOLE and value + size <= len(data):
-            (found[tag],) = struct.unpack_from(form, data, value)
-        elif tag != _TIFF_TURN:
-            raise HeaderError("a size is no whole number, or not in the file")
+            elsewhere += size
+            if elsewhere > len(data):
+                continue
+            if value + size > len(data):
+                break  # nothing more is read
+        seen.add(tag)
+        if tag in _TIFF_WANTED and kind in _TIFF_WHOLE:
+            (found[tag],) = struct.unpack_from(order + _TIFF_WHOLE[kind], data, value)
     if not {256, 257} <= found.keys():
-        raise HeaderError("the size is missing")
+        raise HeaderError("the size is missing, or no whole number")
     width, height = found[256], found[257]
     return (height, width) if found.get(_TIFF_TURN) in (5, 6, 7, 8) else (width, height)
 
@@ -232,7 +238,9 @@ _JPEG_FRAMES = frozenset({*range(0xC0, 0xD0), 0xDE} - {0xC4, 0xC8, 0xCC})
 _JPEG_ALONE = frozenset({0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)})
 _TIFF_TURN = 274
 _TIFF_WANTED = frozenset({256, 257, _TIFF_TURN})
-_TIFF_KINDS = frozenset({*range(1, 14), 16})
+_TIFF_BYTES = MappingProxyType(
+    {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
+)
 _TIFF_WHOLE = MappingProxyType({3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 13: "I", 16: "Q"})
 
 READERS: Mapping[str, Callable[[bytes], Size]] = MappingProxyType(

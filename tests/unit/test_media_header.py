@@ -9,12 +9,15 @@ import warnings
 import zlib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from spmd_encoder.errors import ErrorCode
 from spmd_encoder.media.header import MAX_BLOCKS, READERS, HeaderError, HeaderTooLongError, read_size
 from spmd_encoder.media.image import FORMATS, HAS_AVIF, probe
+from tests.harness.examples import examples
 from tests.unit.test_media_image import refused, sample, save
 
 MANY = MAX_BLOCKS + 1
@@ -168,30 +171,67 @@ def pillows_size(name: str, data: bytes) -> tuple[int, int] | None:
         return None
 
 
+def damaged(data: bytes, choose: random.Random) -> bytes:
+    """A few bytes of its first part changed, then perhaps a piece of it doubled or cut out."""
+    broken = bytearray(data)
+    for _ in range(choose.randint(1, 4)):
+        at = choose.randrange(min(len(broken), choose.choice((100, 800))))
+        broken[at] = choose.choice((0, 1, 2, 255, choose.randrange(256)))
+    at = choose.randrange(min(len(broken), 800))
+    match choose.randrange(10):
+        case 0 | 1:
+            broken[at:at] = broken[choose.randrange(len(broken)) :][: choose.randrange(40)]
+        case 2:
+            del broken[at : at + choose.randrange(20)]
+    return bytes(broken)
+
+
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", READERS)
 def test_pillow_comes_to_the_same_size(name: str) -> None:
     """Of damaged files too, or the price of a picture could be chosen by its sender."""
-    choose = random.Random(11)
-    opened = 0
+    opened, whole = 0, files()[name]
+
+    @examples(15)
+    @given(st.integers(0, 2**32))
+    def check(seed: int) -> None:
+        nonlocal opened
+        choose = random.Random(seed)
+        for data in (data for data in whole for _ in range(100)):
+            broken = damaged(data, choose)
+            if (theirs := pillows_size(name, broken)) is not None:
+                opened += 1
+                assert read_size(name, broken) == theirs
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for data in files()[name]:
-            assert read_size(name, data) == pillows_size(name, data)
-            for _ in range(1500):
-                broken = bytearray(data)
-                for _ in range(choose.randint(1, 4)):
-                    broken[choose.randrange(min(len(broken), 800))] = choose.choice(
-                        (0, 1, 2, 255, choose.randrange(256))
-                    )
-                if choose.random() < 0.2:
-                    at = choose.randrange(min(len(broken), 800))
-                    broken[at:at] = broken[choose.randrange(len(broken)) :][: choose.randrange(40)]
-                theirs = pillows_size(name, bytes(broken))
-                if theirs is None:
-                    continue
-                opened += 1
-                assert read_size(name, bytes(broken)) == theirs
+        assert [read_size(name, data) for data in whole] == [pillows_size(name, data) for data in whole]
+        check()
     assert opened > 100
+
+
+WIDTH, HEIGHT = (256, 3, 1, 24), (257, 3, 1, 16)
+UNKNOWN, LIES = 700, 10_000
+ENTRIES = {
+    "values that are not in the file": ([WIDTH, (257, 3, LIES, 8), HEIGHT], (24, 16)),
+    "values behind the file's end": ([WIDTH, HEIGHT, (UNKNOWN, 1, 100, 5001), (274, 3, 1, 6)], (24, 16)),
+    "more values than the file has": (
+        [(UNKNOWN, 1, 5000, 8), (UNKNOWN + 1, 1, 5000, 8), (256, 3, 3, 8), WIDTH, HEIGHT],
+        (24, 16),
+    ),
+    "another tag's values, twice": ([(UNKNOWN, 3, 1, 7), (UNKNOWN, 1, 5100, 8), (256, 3, 3, 8), HEIGHT], (6, 16)),
+    "equal tags": ([WIDTH, HEIGHT, (256, 3, 1, LIES), (257, 3, 1, LIES)], (24, 16)),
+    "unknown kinds and no values": ([(256, 99, 1, LIES), (257, 3, 0, LIES), WIDTH, HEIGHT], (24, 16)),
+}
+
+
+@pytest.mark.parametrize(("entries", "size"), ENTRIES.values(), ids=ENTRIES)
+def test_entries_of_a_tiff_count_as_for_pillow(entries: list[tuple[int, ...]], size: tuple[int, int]) -> None:
+    table = b"".join(struct.pack("<HHII", *entry) for entry in [(262, 3, 1, 1), (273, 4, 1, 8), *entries])
+    data = (b"II*\0" + struct.pack("<IH", 8, len(table) // 12) + table).ljust(5100, b"\0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert read_size("TIFF", data) == size == pillows_size("TIFF", data)
 
 
 @pytest.mark.parametrize("name", READERS)
