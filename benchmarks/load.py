@@ -2,11 +2,15 @@
 
     python -m benchmarks.load [--model-path FOLDER] [--repeat 7] [--cold] [--out FILE]
 
-Without `--model-path` a Qwen3-VL of real proportions is made in a scratch folder: random tower, empty language half.
+Without `--model-path` two Qwen3-VL are made in a scratch folder, random tower, empty language half: one of real
+proportions, and one of as many layers and three times the bytes. What both sizes take tells the part of a load that
+is the same for any size (`fixed_s`: building the class, its names) from what grows with the bytes (`per_gb_s`:
+reading them, the start's comparison of cut and uncut modules).
+
 Each load and each read is a fresh process that has imported everything; the two take turns, with the file in the
 page cache, or, with `--cold`, dropped from it before each (a disk below may still have a cache of its own). Both end
-with a sum over all values, as loaded weights are views that no one has read yet. Prints one JSON object; `ratio` is the
-median of load over read. The load includes building the class and the start's comparison of cut and uncut modules.
+with a sum over all values, as loaded weights are views that no one has read yet. Prints one JSON object. `ratio` is the
+median of load over read; `cpu` is by the processor time of all threads, which other work on the machine changes less.
 """
 
 from __future__ import annotations
@@ -19,10 +23,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.circumstances import circumstances
+
+SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "hidden 1152": {},
+        "hidden 2048": {"hidden_size": 2048, "intermediate_size": 7648, "out_hidden_size": 6368},
+    }
+)
+"""What each vision half has in the place of the real one's values. Layers cost time to build, so all have as many."""
+KINDS = ("read", "load")
+CLOCKS = ("wall", "cpu")
 
 
 def main() -> None:
@@ -37,20 +53,24 @@ def main() -> None:
         print(json.dumps(_load(args.model_path) if args.child == "load" else _read(args.model_path)))
         return
     with tempfile.TemporaryDirectory() as scratch:
-        folder = args.model_path or _make(Path(scratch))
-        kinds = ("read", "load")
-        runs = [{kind: _run(kind, folder, cold=args.cold) for kind in kinds} for _ in range(args.repeat + 1)]
-    # The first pair fills the page cache.
+        folders = [args.model_path] if args.model_path else [_make(Path(scratch) / name, name) for name in SIZES]
+        found = [_measured(folder, args.repeat, cold=args.cold) for folder in folders]
     record = {
         **circumstances("benchmarks.load"),
-        "model": str(args.model_path or "Qwen3-VL, depth 27, hidden 1152, bfloat16, random"),
+        "model": str(args.model_path or f"Qwen3-VL, depth 27, bfloat16, random: {', '.join(SIZES)}"),
         "page_cache": "cold" if args.cold else "warm",
-        **_summary(runs[1:]),
+        "towers": found,
+        **({"line": {clock: _line(found, clock) for clock in CLOCKS}} if len(found) > 1 else {}),
     }
     text = json.dumps(record, indent=2)
     print(text)
     if args.out:
         args.out.write_text(text + "\n")
+
+
+def _measured(folder: Path, repeat: int, *, cold: bool) -> dict[str, Any]:
+    runs = [{kind: _run(kind, folder, cold=cold) for kind in KINDS} for _ in range(repeat + 1)]
+    return _summary(runs[1:])  # the first pair fills the page cache
 
 
 def _run(kind: str, folder: Path, *, cold: bool) -> dict[str, Any]:
@@ -69,14 +89,27 @@ def _run(kind: str, folder: Path, *, cold: bool) -> dict[str, Any]:
 def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     if runs[0]["load"]["bytes"] != runs[0]["read"]["bytes"]:
         raise RuntimeError("the two did not read the same tensors")
-    seconds = {kind: [run[kind]["seconds"] for run in runs] for kind in ("load", "read")}
-    return {
-        "tower_mib": round(runs[0]["load"]["bytes"] / 2**20, 1),
-        "load_s": [round(s, 3) for s in seconds["load"]],
-        "read_s": [round(s, 3) for s in seconds["read"]],
-        "ratio": round(statistics.median(a / b for a, b in zip(seconds["load"], seconds["read"], strict=True)), 2),
-        "build_and_check_s": round(statistics.median(run["load"]["before_sum"] for run in runs), 3),
-    }
+    found: dict[str, Any] = {"tower_mib": round(runs[0]["load"]["bytes"] / 2**20, 1)}
+    for clock in CLOCKS:
+        seconds = {kind: [run[kind][clock] for run in runs] for kind in KINDS}
+        ratios = [load / read for load, read in zip(seconds["load"], seconds["read"], strict=True)]
+        found[clock] = {
+            **{f"{kind}_s": [round(s, 3) for s in seconds[kind]] for kind in KINDS},
+            "ratio": round(statistics.median(ratios), 2),
+            "build_and_check_s": round(statistics.median(run["load"][f"{clock}_before_sum"] for run in runs), 3),
+        }
+    return found
+
+
+def _line(found: list[dict[str, Any]], clock: str) -> dict[str, Any]:
+    """Through the medians of both sizes: what any size takes, and what a GB (10^9 bytes) adds."""
+    small, large = ((one["tower_mib"] * 2**20 / 1e9, one[clock]) for one in found)
+    line = {}
+    for kind in KINDS:
+        low, high = (statistics.median(one[1][f"{kind}_s"]) for one in (small, large))
+        per_gb = (high - low) / (large[0] - small[0])
+        line[kind] = {"fixed_s": round(low - per_gb * small[0], 3), "per_gb_s": round(per_gb, 3)}
+    return {**line, "ratio_per_gb": round(line["load"]["per_gb_s"] / line["read"]["per_gb_s"], 2)}
 
 
 def _load(folder: Path) -> dict[str, float]:
@@ -94,14 +127,19 @@ def _load(folder: Path) -> dict[str, float]:
     assert dist.group.WORLD is not None
     dtype = resolve_dtype("auto", folder)
     context = LoadContext(dtype=dtype, device=torch.device("cpu"), group=dist.group.WORLD)
-    began = time.perf_counter()
+    began = _now()
     adapter: Any = load_adapter(folder, context)
-    loaded = time.perf_counter()
+    loaded = _now()
     for parameter in adapter._model.parameters():
         if not parameter.is_meta:
             parameter.sum()
-    ended = time.perf_counter()
-    return {"seconds": ended - began, "before_sum": loaded - began, "bytes": adapter.tower_bytes}
+    ended = _now()
+    before = {f"{clock}_before_sum": loaded[clock] - began[clock] for clock in CLOCKS}
+    return {**{clock: ended[clock] - began[clock] for clock in CLOCKS}, **before, "bytes": adapter.tower_bytes}
+
+
+def _now() -> dict[str, float]:
+    return {"wall": time.perf_counter(), "cpu": time.process_time()}
 
 
 def _read(folder: Path) -> dict[str, float]:
@@ -114,7 +152,7 @@ def _read(folder: Path) -> dict[str, float]:
     prefixes = registry.find(read_model_type(folder)).tower_keys or ("",)
     torch.set_num_threads(1)
     size = 0
-    began = time.perf_counter()
+    began = _now()
     for shard, keys in shard_keys(folder).items():
         if wanted := [key for key in keys if key.startswith(prefixes)]:
             with safe_open(folder / shard, framework="pt", device="cpu") as file:
@@ -122,17 +160,19 @@ def _read(folder: Path) -> dict[str, float]:
                     tensor = file.get_tensor(key)
                     tensor.sum()
                     size += tensor.numel() * tensor.element_size()
-    return {"seconds": time.perf_counter() - began, "bytes": size}
+    ended = _now()
+    return {**{clock: ended[clock] - began[clock] for clock in CLOCKS}, "bytes": size}
 
 
-def _make(folder: Path) -> Path:
+def _make(folder: Path, size: str) -> Path:
     import torch
     from transformers import Qwen2VLImageProcessorPil, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     from tests.harness import large_checkpoint
 
     # The defaults of the vision half are the real ones; the language half's are of no matter, but it is there.
-    config = Qwen3VLConfig(text_config={"num_hidden_layers": 8, "hidden_size": 3584, "dtype": "bfloat16"})
+    text = {"num_hidden_layers": 8, "hidden_size": 3584, "dtype": "bfloat16"}
+    config = Qwen3VLConfig(vision_config=dict(SIZES[size]), text_config=text)
     config.dtype = torch.bfloat16
     processor = Qwen2VLImageProcessorPil(patch_size=16)
     large_checkpoint.write(
