@@ -73,9 +73,9 @@ class RawTower:
             cpu.append(time.process_time() - cpu_began)
         return {"wall_s": wall, "cpu_s": cpu}
 
-    def whole(self, batch: int, items: int) -> dict[str, Any]:
-        """Decode, preprocess and forward in turn, here."""
-        return _timed(lambda: self._run((self.prepare(index) for index in range(items)), batch))
+    def whole(self, batch: int, items: int, rate: float | None = None) -> dict[str, Any]:
+        """Decode, preprocess and forward in turn, here; with `rate` an item begins so often a second at most."""
+        return _timed(lambda: self._run((self.prepare(index) for index in _paced(items, rate)), batch))
 
     def forwards(self, batch: int, items: int) -> dict[str, Any]:
         """Items that are prepared already."""
@@ -131,6 +131,14 @@ class _Endless(IterableDataset[Features]):
     def __iter__(self) -> Iterator[Features]:
         torch.set_num_threads(1)
         return (self._tower.prepare(index) for index in itertools.count())
+
+
+def _paced(items: int, rate: float | None) -> Iterator[int]:
+    began = time.perf_counter()
+    for index in range(items):
+        if rate is not None:
+            time.sleep(max(0.0, began + index / rate - time.perf_counter()))
+        yield index
 
 
 def _timed(run: Callable[[], None]) -> dict[str, Any]:

@@ -7,7 +7,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.bare_server import bare_server
 from benchmarks.checkpoints import model_path
+from benchmarks.connection import Connection
 from benchmarks.estimates import cpu_at_sizes, mean_batch
 from benchmarks.load_generator import Arrivals, LoadPlan, run_load
 from benchmarks.load_generator.tally import latency_ms
@@ -28,6 +30,8 @@ class Options(Common):
     rate: float = 80.0
     raw_items: int = 160
     """Of each batch size, before and again after the served run."""
+    bare_requests: int = 800
+    """To a route that only reads a picture and answers as many bytes, and items of the raw tower at the same rate."""
 
 
 def run(options: Options) -> Report:
@@ -50,6 +54,11 @@ def run(options: Options) -> Report:
         served.settle()
         batches = served.batches() - batches
         after = _raw_cpu_s(raw, options.raw_items)
+        pace = raw.first("whole", batch=1, items=options.bare_requests, rate=options.rate)
+        with Connection(served.url) as connection:
+            reply_bytes = len(connection.encode(pictures[0]).body)
+    http_ms = _http_cpu_ms(replace(plan, num_requests=options.bare_requests), reply_bytes)
+    paced_ms = 1e3 * float(pace["cpu_s"]) / options.bare_requests
     if tally.errors():
         raise RuntimeError(f"the server refused work: {tally.errors()}")
     own = {size: statistics.mean((before[size], after[size])) for size in before}
@@ -61,6 +70,8 @@ def run(options: Options) -> Report:
         checks=[
             Check(name="CPU beyond the model, per request", measured=whole_ms - model_ms, target=_TARGET_MS, unit="ms"),
             Check(name="the same over the model's CPU", measured=(whole_ms - model_ms) / model_ms),
+            Check(name="beyond the raw tower at this rate, one by one", measured=whole_ms - paced_ms, unit="ms"),
+            Check(name="a FastAPI route alone, same bodies and rate", measured=http_ms, unit="ms"),
         ],
         tables=[
             Table(f"CPU milliseconds per request, {options.requests} at {options.rate:g}/s", ["", "ms"], rows),
@@ -87,6 +98,18 @@ def run(options: Options) -> Report:
     )
 
 
+def _http_cpu_ms(plan: LoadPlan, reply_bytes: int) -> float:
+    """Milliseconds per request of a server that does nothing else."""
+    with bare_server(reply_bytes) as server:
+        asyncio.run(run_load(server.url, replace(plan, num_requests=100)))
+        before = server.cpu_s()
+        tally = asyncio.run(run_load(server.url, plan))
+        spent = server.cpu_s() - before
+    if tally.errors():
+        raise RuntimeError(f"the bare server failed: {tally.errors()}")
+    return 1e3 * spent / len(tally.good())
+
+
 def _raw_cpu_s(raw: RawProcesses, items: int) -> dict[int, float]:
     """CPU seconds per item, decode and preprocess included, at every batch size that a server may form by default."""
     return {
@@ -99,6 +122,6 @@ SCENARIO = Scenario(
     name="overhead",
     about="At a fixed rate: the whole world's CPU per request less what the same batches take without a server.",
     full=Options(),
-    quick=Options(requests=300, raw_items=48),
+    quick=Options(requests=300, raw_items=48, bare_requests=100),
     run=run,
 )
