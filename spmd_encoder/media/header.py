@@ -91,16 +91,17 @@ def _jpeg(data: bytes) -> Size:
 
 
 def _png(data: bytes) -> Size:
-    """The last IHDR before the pixels."""
-    size = None
+    """The last IHDR before the pixels, which are none where no IHDR has said of what kind."""
+    size, is_known = None, False
     end = 8
     for _ in parts():
         length, kind = struct.unpack_from(">I4s", data, end)
-        if kind in (b"IDAT", b"fdAT", b"IEND"):
+        if kind == b"IEND" or (is_known and kind in (b"IDAT", b"fdAT")):
             break
         if kind == b"IHDR":
-            width, height = struct.unpack_from(">II", data, end + 8)
+            width, height, depth, colour = struct.unpack_from(">IIBB", data, end + 8)
             size = width, height
+            is_known = is_known or depth in _PNG_DEPTHS.get(colour, ())
         end += 12 + length
     return _known(size)
 
@@ -236,6 +237,7 @@ _U16 = struct.Struct(">H")
 _MARKER = re.compile(rb"\xff+([^\xff])", re.DOTALL)
 _JPEG_FRAMES = frozenset({*range(0xC0, 0xD0), 0xDE} - {0xC4, 0xC8, 0xCC})
 _JPEG_ALONE = frozenset({0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)})
+_PNG_DEPTHS = MappingProxyType({0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)})
 _TIFF_TURN = 274
 _TIFF_WANTED = frozenset({256, 257, _TIFF_TURN})
 _TIFF_BYTES = MappingProxyType(

@@ -234,6 +234,15 @@ def test_entries_of_a_tiff_count_as_for_pillow(entries: list[tuple[int, ...]], s
         assert read_size("TIFF", data) == size == pillows_size("TIFF", data)
 
 
+def test_pixels_of_a_png_count_as_for_pillow() -> None:
+    """Where no IHDR has said of what kind they are, they are passed over, and the next one has the size."""
+    whole, pixels = save(sample(), "PNG"), chunk(b"IDAT", b"x")
+    header = struct.pack(">IIBBBBB", 1, 1, 8, 9, 0, 0, 0)
+    for before in (pixels, chunk(b"IHDR", header) + pixels, chunk(b"IHDR", header)):
+        data = whole[:8] + before + whole[8:]
+        assert read_size("PNG", data) == (24, 16) == pillows_size("PNG", data)
+
+
 @pytest.mark.parametrize("name", READERS)
 def test_any_bytes_give_a_size_or_a_header_error(name: str) -> None:
     choose = random.Random(5)
