@@ -21,11 +21,11 @@ from spmd_encoder.transports.base import PushEndpoint
 from spmd_encoder.transports.item_frames import item_frames
 from spmd_encoder.transports.zmq_push import ZmqPush
 from tests.harness import zmtp
-from tests.harness.examples import examples
+from tests.harness.examples import examples, within
 from tests.harness.noise import MARK, noise
 from tests.harness.parcels import failed_item, item
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = within(120)
 
 EXAMPLES = examples(40, database=None, suppress_health_check=list(HealthCheck))
 FLOOD_BYTES = 200 * 2**20

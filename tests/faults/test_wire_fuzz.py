@@ -27,12 +27,12 @@ from spmd_encoder.wire.codec import Codec
 from spmd_encoder.wire.messages import PROTOCOL_VERSION, Failed, Heartbeat, KeeperHello, Message, SchedulerStats
 from spmd_encoder.wire.orders import FollowerHello
 from tests.harness import zmtp
-from tests.harness.examples import examples
+from tests.harness.examples import examples, within
 from tests.harness.noise import MARK, noise
 from tests.harness.strangers import Inside, Place, crowd, other_ports
 from tests.harness.world import World, data_uri, free_port, noise_png, off_by
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = within(280)
 
 EXAMPLES = examples(25, database=None, suppress_health_check=list(HealthCheck))
 PICTURE = noise_png(3, 56, 56)
