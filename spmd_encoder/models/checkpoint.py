@@ -16,6 +16,7 @@ _JSON_PATTERNS = ["*.json"]
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _LFS_POINTER = b"version https://git-lfs"
 _ENGINE = re.compile(r"(Col|Bi)[A-Z][A-Za-z0-9_]*(?<!ForRetrieval)")
+_ADAPTER = "adapter_config.json"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -56,14 +57,25 @@ def check_folder(folder: Path) -> None:
 
 def _refuse_engine(folder: Path) -> None:
     """Raises StartupError for a retriever in colpali-engine's own format, whose `model_type` is that of the model that
-    it is made of: as this it would be served without its projection."""
-    architectures = read_config(folder).get("architectures")
-    for name in architectures if isinstance(architectures, list) else ():
+    it is made of: as this it would be served without its projection, or for rows where it has one vector."""
+    named = read_config(folder).get("architectures")
+    found = [("config.json", name) for name in (named if isinstance(named, list) else ())]
+    for file, name in [*found, (_ADAPTER, _adapted_class(folder))]:
         if isinstance(name, str) and _ENGINE.fullmatch(name):
             raise StartupError(
-                f"{folder}: config.json names the architecture {name} of colpali-engine, which transformers does not "
+                f"{folder}: {file} names the architecture {name} of colpali-engine, which transformers does not "
                 "load: take the checkpoint whose name ends in -hf (ColPali, ColQwen2), or convert it"
             )
+
+
+def _adapted_class(folder: Path) -> object:
+    """The class that an adapter beside the weights was trained for, where PEFT's file tells it."""
+    try:
+        said = json.loads((folder / _ADAPTER).read_bytes())
+    except (OSError, ValueError):
+        return None
+    mapping = said.get("auto_mapping") if isinstance(said, dict) else None
+    return mapping.get("base_model_class") if isinstance(mapping, dict) else None
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Films:
         chosen: list[int] = []
         if is_told:
             with contextlib.suppress(Exception):  # whatever a rule that is not known here says of a film
-                chosen = [int(index) for index in self._processor.sample_frames(metadata=_metadata(info), **rule)]
+                chosen = [int(index) for index in self._processor.sample_frames(metadata=metadata_of(info), **rule)]
         # Rounding adds one beyond the film's end at times.
         chosen = sorted(index for index in chosen if 0 <= index < info.num_frames)
         usual = rule.get("num_frames") or _USUAL
@@ -108,7 +108,7 @@ class Films:
         if self._takes_pictures:
             pictures = [Image.fromarray(frame) for frame in frames.permute(0, 2, 3, 1).numpy()]
             return tensors_of(self._processor([pictures], return_tensors="pt", **self._options))
-        metadata = _metadata(film.info, film.indices)
+        metadata = metadata_of(film.info, film.indices)
         said = {name: value for name, value in self._options.items() if name not in _NOT_OF_SAMPLING}
         return tensors_of(
             self._processor(
@@ -199,7 +199,8 @@ def _film_info(seconds: float) -> FilmInfo:
     return FilmInfo(num_frames=max(1, round(seconds * _RATE)), fps=_RATE, seconds=seconds, width=320, height=240)
 
 
-def _metadata(info: FilmInfo, indices: Sequence[int] | None = None) -> VideoMetadata:
+def metadata_of(info: FilmInfo, indices: Sequence[int] | None = None) -> VideoMetadata:
+    """The film as transformers' video processors are told of it, and which of its frames were chosen."""
     return VideoMetadata(
         total_num_frames=info.num_frames,
         fps=info.fps,

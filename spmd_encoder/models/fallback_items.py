@@ -35,6 +35,9 @@ _STEEPEST = 4.0
 """Times the work per second that a long sound may take of what a short one does, where no processor bounds it."""
 _LEAST_BOUND_S = 30.0
 
+_FOR_LANGUAGE = "video_compression_mask"
+"""VideoLLaMA 3's: which of a film's rows its language model takes, where transformers drops the others."""
+
 
 class FallbackPreprocessor(Preprocessor):
     """`kept` are the parts of the model whose weights its rows come of, `width` the values of a row. `is_pooled`: every
@@ -123,7 +126,7 @@ class FallbackPreprocessor(Preprocessor):
         except Exception as error:
             raise _refused(what, error) from error
         features = self._features(Modality.VIDEO, made, self._films.cost(made), what)
-        return replace(features, details=_details_of(film))
+        return replace(features, details=_details_of(film, made))
 
     def samples(self, modality: Modality) -> list[dict[str, Tensor]]:
         """What the processor makes of some items that any model should take."""
@@ -210,13 +213,14 @@ def _grid_of(inputs: Mapping[str, Tensor]) -> tuple[int, int, int] | None:
     return t, h, w
 
 
-def _details_of(film: Film) -> dict[str, Detail]:
+def _details_of(film: Film, made: Mapping[str, Tensor]) -> dict[str, Detail]:
     fps = film.info.fps or 1.0
     return {
         "num_frames": len(film.frames),
         "sampled_fps": sampled_fps(film, fps),
         "timestamps": [index / fps for index in film.indices],
         "duration": film.info.seconds,
+        **({_FOR_LANGUAGE: made[_FOR_LANGUAGE].float().tolist()} if _FOR_LANGUAGE in made else {}),
     }
 
 

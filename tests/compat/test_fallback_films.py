@@ -17,6 +17,7 @@ import torch
 import transformers
 from PIL import Image
 from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from spmd_encoder.api.types import ItemOptions, MediaItem, Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
@@ -29,6 +30,7 @@ from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.vision_language import TINY_LLAMA
 from tests.harness import media
 from tests.harness.clips import film, only
+from tests.harness.fallback_families import gemma4_config, video_llama_3_config
 from tests.harness.world import World, data_uri, noise_png, off_by, vector
 
 pytestmark = pytest.mark.skipif(
@@ -69,12 +71,7 @@ MODELS = (
     FilmModel(
         name="video_llama_3",
         cls="VideoLlama3ForConditionalGeneration",
-        config=lambda: models.VideoLlama3Config(
-            vision_config={**TINY_VISION, "patch_size": 14},
-            text_config={**TINY_LLAMA, "model_type": "qwen2"},
-            image_token_id=60,
-            video_token_id=61,
-        ),
+        config=video_llama_3_config,
         processor="VideoLlama3VideoProcessor",
         says={"fps": 2, "max_frames": 20, "size": {"shortest_edge": 56 * 56, "longest_edge": 20 * 112 * 112}},
         taken=8,
@@ -94,15 +91,7 @@ MODELS = (
     FilmModel(
         name="gemma4",
         cls="Gemma4ForConditionalGeneration",
-        config=lambda: models.Gemma4Config(
-            text_config={**TINY_LLAMA, "model_type": "gemma4_text", "head_dim": 16, "num_key_value_heads": 1,
-                         "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 4},
-            vision_config={"hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 2, "head_dim": 8,
-                           "num_attention_heads": 6, "num_key_value_heads": 6, "patch_size": 8,
-                           "position_embedding_size": 256},
-            audio_config=None,
-            image_token_id=60,
-        ),
+        config=lambda: gemma4_config(audio_config=None),
         processor="Gemma4VideoProcessor",
         says={"patch_size": 8, "max_soft_tokens": 70, "num_frames": 6},
         taken=6,
@@ -214,6 +203,34 @@ def test_frames_lie_within_any_film_and_are_bounded(case: Case, num_frames: int,
             assert len(chosen) == 4
         else:
             assert len(chosen) == len(set(chosen)) <= min(num_frames, options.max_frames or 768)
+
+
+def test_the_language_model_drops_the_rows_that_the_mask_names(tmp_path: Path, context: LoadContext) -> None:
+    """transformers has all rows come out of the tower and the mask applied behind it, also to rows that it is given."""
+    case = Case(next(one for one in MODELS if one.name == "video_llama_3"), tmp_path, context)
+    moving = film(4, 112, 112).frames
+    still = np.array(moving[0])
+    still[:28, :28] = 255 - still[:28, :28]  # one row's patches
+    item = dataclasses.replace(film(5, 112, 112), frames=(moving[0], moving[0], still, moving[1], moving[1]))
+    features = case.features(item)
+    (out,) = case.run([features])
+    names = ("pixel_values_videos", "video_grid_thw", "video_merge_sizes", "video_compression_mask")
+    made = case.processor(videos=[np.stack(item.frames)], return_tensors="pt", do_sample_frames=False,
+                          input_data_format="channels_last")  # fmt: skip
+    told = features.details["video_compression_mask"]
+    assert isinstance(told, list) and len(told) == features.num_tokens
+    mask = torch.tensor(told).bool()
+    assert mask.tolist() == made["video_compression_mask"].tolist()
+    kept = [int(n) for n in mask.view(5, -1).sum(dim=1)]
+    assert kept == [kept[0], 1, 1, kept[0], 1] and kept[0] == len(mask) // 5
+    prompt = torch.tensor([[1, *[61] * sum(kept), 2]])
+    rows = BaseModelOutputWithPooling(pooler_output=[out.tokens])  # type: ignore[arg-type]  # a list, as towers give
+    with torch.inference_mode():
+        whole = case.whole(input_ids=prompt, **{name: made[name] for name in names}).logits
+        given = case.whole(input_ids=prompt, mm_encoder_outputs={"video": rows}, video_compression_mask=mask).logits
+    assert close(given, whole)
+    with pytest.raises(ValueError, match="do not match"):
+        case.whole(input_ids=prompt, mm_encoder_outputs={"video": rows})
 
 
 def test_the_price_from_the_header_is_not_below_the_real_cost(case: Case) -> None:

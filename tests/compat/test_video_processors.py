@@ -16,6 +16,7 @@ from spmd_encoder.api.types import ItemOptions, Modality
 from spmd_encoder.media.base import Film, FilmInfo
 from spmd_encoder.models import registry
 from spmd_encoder.models.base import Features, Preprocessor
+from spmd_encoder.models.fallback_films import metadata_of
 from spmd_encoder.models.frame_films import FrameFilms, InternFilms, NextVideoFilms, OnevisionFilms
 from spmd_encoder.models.loading import adapter_class, load_preprocessor
 from tests.harness.clips import film
@@ -112,18 +113,6 @@ def test_pixels_and_grids_are_equal(pair: Pair, count: int, width: int, height: 
     else:
         pixels = pixels.flatten(0, 1)
     assert close(ours.tensors["pixel_values"], pixels)
-
-
-def metadata_of(info: FilmInfo) -> Any:
-    from transformers.video_utils import VideoMetadata
-
-    return VideoMetadata(
-        total_num_frames=info.num_frames,
-        fps=info.fps,
-        width=info.width,
-        height=info.height,
-        duration=info.seconds,
-    )
 
 
 def sampled(pair: Pair, info: FilmInfo, fps: float | None = None) -> list[int] | None:

@@ -120,6 +120,30 @@ def _clip(side: int) -> Any:
 
 
 _SIGLIP = {**TINY_VISION, "model_type": "siglip_vision_model", "image_size": 112, "patch_size": 14}
+
+
+def gemma4_config(**sounds: Any) -> Any:
+    """A tiny one; `sounds` are the settings of its half for sounds, which it need not have."""
+    return models.Gemma4Config(
+        text_config={**TINY_LLAMA, "model_type": "gemma4_text", "head_dim": 16, "num_key_value_heads": 1,
+                     "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 4},
+        vision_config={"hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 2, "head_dim": 8,
+                       "num_attention_heads": 6, "num_key_value_heads": 6, "patch_size": 8,
+                       "position_embedding_size": 256},
+        image_token_id=60,
+        **sounds,
+    )  # fmt: skip
+
+
+def video_llama_3_config() -> Any:
+    return models.VideoLlama3Config(
+        vision_config={**TINY_VISION, "patch_size": 14},
+        text_config={**TINY_LLAMA, "model_type": "qwen2"},
+        image_token_id=60,
+        video_token_id=61,
+    )
+
+
 FRAMES = 8
 """Of a film, that X-CLIP is made for."""
 _TENS = "ABCDEFGHIJ"
@@ -138,12 +162,7 @@ STRANGERS = (
     Stranger(
         name="video_llama_3",
         cls="VideoLlama3ForConditionalGeneration",
-        config=lambda: models.VideoLlama3Config(
-            vision_config={**TINY_VISION, "patch_size": 14},
-            text_config={**TINY_LLAMA, "model_type": "qwen2"},
-            image_token_id=60,
-            video_token_id=61,
-        ),
+        config=video_llama_3_config,
         processors=lambda: {Modality.IMAGE: models.VideoLlama3ImageProcessorPil(patch_size=14, merge_size=2)},
         takes=("pixel_values", "image_grid_thw", "image_merge_sizes"),
         rows={Modality.IMAGE: _pictures},
@@ -222,15 +241,9 @@ STRANGERS = (
     Stranger(
         name="gemma4",
         cls="Gemma4ForConditionalGeneration",
-        config=lambda: models.Gemma4Config(
-            text_config={**TINY_LLAMA, "model_type": "gemma4_text", "head_dim": 16, "num_key_value_heads": 1,
-                         "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 4},
-            vision_config={"hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 2, "head_dim": 8,
-                           "num_attention_heads": 6, "num_key_value_heads": 6, "patch_size": 8,
-                           "position_embedding_size": 256},
+        config=lambda: gemma4_config(
             audio_config={"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6,
                           "subsampling_conv_channels": [128, 4], "output_proj_dims": 40},
-            image_token_id=60,
             audio_token_id=61,
         ),
         processors=lambda: {

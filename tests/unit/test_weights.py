@@ -9,7 +9,6 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from spmd_encoder.errors import StartupError
 from spmd_encoder.models import checkpoint, registry
 from spmd_encoder.models.base import LoadContext
-from spmd_encoder.models.checkpoint import check_folder, resolve_checkpoint
+from spmd_encoder.models.checkpoint import resolve_checkpoint
 from spmd_encoder.models.dinov2 import Dinov2Adapter
 from spmd_encoder.models.loading import adapter_class, load_adapter, resolve_dtype
 from spmd_encoder.models.qwen2_5_vl import Qwen25VLAdapter
@@ -186,40 +185,6 @@ def test_old_dinov2_names_and_mixed_dtypes_load_too(tmp_path: Path, context: Loa
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_a_pickled_checkpoint_is_refused_with_a_reason(qwen: Path, tmp_path: Path) -> None:
-    shutil.copy(qwen / "config.json", tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(StartupError, match=r"pytorch_model\.bin, a pickle.*safetensors"):
-        check_folder(tmp_path)
-    (tmp_path / "pytorch_model.bin").unlink()
-    with pytest.raises(StartupError, match=r"neither model\.safetensors nor"):
-        check_folder(tmp_path)
-
-
-def test_an_unsupported_type_is_refused_by_name_with_the_list(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    listed = ", ".join(sorted(t for entry in registry.FAMILIES for t in entry.model_types))
-    why = "transformers has no model of this type with get_image_features, get_audio_features or get_video_features"
-    with pytest.raises(StartupError, match=rf"'llama' is not supported here \({why}\); supported are: {listed}$"):
-        resolve_checkpoint(str(tmp_path), None, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [(None, "no config.json"), ("{", "cannot be read"), ("[]", "not a JSON object"), ("{}", "names no model_type")],
-)
-def test_a_bad_config_is_one_sentence(tmp_path: Path, text: str | None, words: str) -> None:
-    if text is not None:
-        (tmp_path / "config.json").write_text(text)
-    with pytest.raises(StartupError, match=words):
-        resolve_checkpoint(str(tmp_path), None, tmp_path)
-
-
-def test_a_missing_folder_says_what_can_be_given(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"no such folder.*demo:dinov2-small"):
-        resolve_checkpoint(str(tmp_path / "nothing"), None, tmp_path)
-
-
 def test_an_index_cannot_lead_out_of_the_folder(sharded: Path, context: LoadContext) -> None:
     index = sharded / checkpoint.INDEX
     index.write_text(index.read_text().replace("a.safetensors", "../a.safetensors"))
@@ -311,38 +276,6 @@ def test_shards_are_listed_without_an_index(qwen: Path) -> None:
         assert set(checkpoint.shard_keys(qwen)[checkpoint.SINGLE]) == set(file.keys())
 
 
-def test_a_config_that_no_model_can_be_built_from_is_told_at_once(
-    qwen: Path, tmp_path: Path, context: LoadContext
-) -> None:
-    folder = shutil.copytree(qwen, tmp_path / "odd")
-    config = json.loads((folder / "config.json").read_text())
-    config["vision_config"]["num_heads"] = 0
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(StartupError, match=r"odd: transformers cannot build Qwen2_5_VL\w+ from config.json \(\w+"):
-        load_adapter(folder, context)
-
-
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_5_omni", "glm4v", "mistral3", "dinov3_vit", "colqwen2"])
-def test_heads_that_do_not_divide_the_width_are_told_at_once(family: str, tmp_path: Path, context: LoadContext) -> None:
-    adapter_class(registry.find(family)).tiny_checkpoint(tmp_path, seed=3)
-    config = json.loads((tmp_path / "config.json").read_text())
-    part = next(part for part in _parts(config) if "hidden_size" in part or "embed_dim" in part)
-    part["num_heads" if "num_heads" in part else "num_attention_heads"] = 5
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    why = r"in \S+, whose \d+ values they do not divide|of \d+ values .* which is not their product"
-    with pytest.raises(StartupError, match=f"config.json asks for 5 heads ({why})"):
-        load_adapter(tmp_path, context)
-
-
-def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The settings of the tower for pictures, however deep they lie, or else all of them."""
-    inner = [config.get(name) for name in ("thinker_config", "vlm_config", "vision_config")]
-    for one in inner:
-        if isinstance(one, dict):
-            yield from _parts(one)
-    yield config
-
-
 @pytest.mark.parametrize(
     "names", [{"vlm.language_model.": "vlm.model."}, {"vlm.": "", "embedding_proj_layer": "custom_text_proj"}]
 )
@@ -357,24 +290,6 @@ def test_names_of_another_age_are_told_with_what_to_do(
     save_file(found, tmp_path / checkpoint.SINGLE)
     with pytest.raises(StartupError, match=r"lacks \d+ weights of the encoder, first .*take a newer conversion"):
         load_adapter(tmp_path, context)
-
-
-@pytest.mark.parametrize(("model_type", "architecture"), [("qwen2_vl", "ColQwen2"), ("qwen2_5_vl", "BiQwen2_5")])
-def test_a_retriever_in_the_engine_s_format_is_not_taken_for_what_it_is_made_of(
-    model_type: str, architecture: str, tmp_path: Path
-) -> None:
-    adapter_class(registry.find(model_type)).tiny_checkpoint(tmp_path, seed=3)
-    config = json.loads((tmp_path / "config.json").read_text())
-    check_folder(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
-    with pytest.raises(StartupError, match=f"the architecture {architecture} of colpali-engine.*ends in -hf"):
-        check_folder(tmp_path)
-
-
-def test_a_retriever_in_transformers_format_is_taken(tmp_path: Path) -> None:
-    adapter_class(registry.find("colqwen2")).tiny_checkpoint(tmp_path, seed=3)
-    assert "ColQwen2ForRetrieval" in (tmp_path / "config.json").read_text()
-    check_folder(tmp_path)
 
 
 @pytest.mark.parametrize("has_index", [False, True])
