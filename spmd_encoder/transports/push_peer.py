@@ -149,26 +149,26 @@ class PushPeer:
         self._lose("it cannot be reached" if self._socket is None else "it does not answer as ZMQ does")
 
     def _read(self) -> None:
-        """What has come up to now."""
-        while self._socket is not None:
-            try:
-                data = self._socket.recv(_READ_BYTES)
-                self._peer.feed(data)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            except zmtp.NotAPullerError as fault:
-                self._lose(str(fault))
-                return
-            if not data:
-                self._lose("it closed the connection")
-            elif self._peer.is_ready:
-                self._late.cancel()
-                if not self._is_writing:
-                    self._write()
-            if len(data) < _READ_BYTES:
-                return
+        """What has come up to now, or the first part of it: a peer that says much must not keep the loop from others,
+        which calls again."""
+        if self._socket is None:
+            return
+        try:
+            data = self._socket.recv(_READ_BYTES)
+            self._peer.feed(data)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        except zmtp.NotAPullerError as fault:
+            self._lose(str(fault))
+            return
+        if not data:
+            self._lose("it closed the connection")
+        elif self._peer.is_ready:
+            self._late.cancel()
+            if not self._is_writing:
+                self._write()
 
     def _lose(self, why: str, *, at_once: bool = True) -> None:
         if self._lost is not None:

@@ -19,6 +19,7 @@ from spmd_encoder.client.receiver import EmbeddingReceiver
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.transports.base import PushEndpoint
 from spmd_encoder.transports.item_frames import item_frames
+from spmd_encoder.transports.push_peer import PushPeer
 from spmd_encoder.transports.zmq_push import ZmqPush
 from tests.harness import zmtp
 from tests.harness.examples import examples, within
@@ -191,3 +192,20 @@ async def deliver_to_both(port: int, receiver: EmbeddingReceiver) -> None:
         await push.deliver(item(index=1), PushEndpoint.parse(receiver.endpoint))
     finally:
         await push.close()
+
+
+async def test_a_receiver_that_says_much_keeps_the_loop_from_nobody() -> None:
+    """What it says is valid, and is read in many turns of the loop."""
+    flood = NULL + zmtp.ready(b"READY", b"PULL") + zmtp.frame(b"\4PING\0\0", zmtp.COMMAND) * 12_000
+    lost = asyncio.Event()
+    turns = 0
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        peer = PushPeer(PushEndpoint("127.0.0.1", listener.getsockname()[1]), lambda _: lost.set())
+        sock, _ = await asyncio.to_thread(listener.accept)
+        with sock:
+            sock.sendall(flood + zmtp.frame(b"\4NONE", zmtp.COMMAND))
+            while not lost.is_set():
+                turns += 1
+                await asyncio.sleep(0)
+    assert peer.is_lost
+    assert turns > len(flood) // 2**14
