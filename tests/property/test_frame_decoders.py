@@ -20,7 +20,7 @@ from spmd_encoder.frontends.base import ItemLimits
 from spmd_encoder.frontends.grpc.messages import read_request
 from spmd_encoder.frontends.grpc.protos import encoder_pb2 as pb
 from spmd_encoder.frontends.sglang.refusal import RefusalError
-from spmd_encoder.frontends.sglang.requests import read_encode, read_fields, read_registration
+from spmd_encoder.frontends.sglang.requests import read_encode, read_fetch, read_fields, read_registration
 from spmd_encoder.transports.item_frames import item_frames
 from spmd_encoder.transports.registry import push_backend
 from spmd_encoder.wire.codec import Codec, WireError
@@ -127,16 +127,18 @@ JSON = [
     % MARK,
     b'{"req_id": "r", "num_parts": 1, "part_idx": 0, "modality": "%s", "mm_items": [[[]]], "embedding_port": [1]}'
     % MARK,
+    b'{"req_id": "%s", "prefill_host": "[::1]", "embedding_port": 9, "session_id": "h:9", "buffer_address": 8}' % MARK,
 ]
 
 
-@pytest.mark.parametrize("backend", ["zmq_to_scheduler", "zmq_to_tokenizer"])
+@pytest.mark.parametrize("backend", ["zmq_to_scheduler", "zmq_to_tokenizer", "mooncake"])
 @EXAMPLES
 @given(body=noise(JSON))
 def test_sglangs_bodies(backend: str, body: bytes) -> None:
     push = push_backend(backend)
     for read in (
         lambda fields: read_registration(fields, push),
+        lambda fields: read_fetch(fields, push),
         lambda fields: read_encode(fields, push, max_items=8, limits=LIMITS),
     ):
         try:
