@@ -59,7 +59,8 @@ protos: $(VENV)/.dev
 sweep: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m sweep --dist loadfile tests/property tests/distributed
 
-# New examples for the tests of properties, ten times as many, some minutes. `make pytest` takes the same ones each time.
+# New examples for the tests of properties, ten times as many, a quarter of an hour. `make pytest`
+# takes the same ones each time.
 fuzz: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m 'hypothesis and not sweep' --hypothesis-profile fuzz \
 	    --timeout 3600 tests/unit tests/property tests/contracts tests/faults
