@@ -91,8 +91,8 @@ class PreparerPool:
 
     async def run(self, request: Prepare, media: bytes | memoryview) -> Prepared:
         """Have one item prepared. Raises EncoderError: what the process says, or MEDIA_CORRUPT where the item killed
-        two processes or took longer than the timeout; equal items are then refused at once for `KEPT_S`. OVERLOADED,
-        and nothing is remembered, where it took longer because it had no processor.
+        two processes or took longer than the timeout; items of the same key are then refused at once for `KEPT_S`, by
+        this pool alone. OVERLOADED, and nothing is remembered, where it took longer because it had no processor.
 
         Cancelling it gives up the answer; the process is used again when it is done with the item.
         """
@@ -170,7 +170,7 @@ class PreparerPool:
         return Prepared(reply, buffers)
 
     def _check(self, request: Prepare) -> None:
-        if (reason := self._refusals.reason(request.digest, time.monotonic())) is not None:
+        if (reason := self._refusals.reason(request.key, time.monotonic())) is not None:
             raise EncoderError(ErrorCode.MEDIA_CORRUPT, reason)
 
     def _too_slow(self, request: Prepare, cpu_s: float | None) -> EncoderError:
@@ -183,8 +183,8 @@ class PreparerPool:
         )
 
     def _refused(self, request: Prepare, why: str) -> EncoderError:
-        reason = f"{why}; equal items are refused for {KEPT_S / 60:g} minutes"
-        self._refusals.add(request.digest, reason, time.monotonic())
+        reason = f"{why}; this replica refuses equal items for {KEPT_S / 60:g} minutes"
+        self._refusals.add(request.key, reason, time.monotonic())
         return EncoderError(ErrorCode.MEDIA_CORRUPT, reason)
 
     async def _lose(self, slot: _Slot) -> None:

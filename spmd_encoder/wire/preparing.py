@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from spmd_encoder.api.types import NO_OPTIONS, Detail, ItemOptions, Modality
+from spmd_encoder.api.types import NO_OPTIONS, Detail, ItemOptions, Modality, item_key
 from spmd_encoder.errors import ErrorCode
 from spmd_encoder.wire.messages import Message, TensorSpec
 
@@ -21,6 +21,10 @@ class Prepare(Message, frozen=True):
     options: ItemOptions = NO_OPTIONS
     is_shared: bool = False
     may_share: bool = False
+
+    @property
+    def key(self) -> str:
+        return item_key(self.modality, self.digest, self.options)
 
 
 # preparer -> worker

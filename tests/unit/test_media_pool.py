@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from spmd_encoder.api.types import Modality
+from spmd_encoder.api.types import NO_OPTIONS, ItemOptions, Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.cpu_time import cpu_seconds
 from spmd_encoder.media.pool import Prepared, PreparerPool
@@ -45,7 +45,7 @@ while True:
         media = bytes(shared.take([size])[0] if asked.is_shared else wire.receive_frame(size))
     except ConnectionError:
         break
-    if media == b"die":
+    if media == b"die" or (media == b"film" and asked.options.fps == 30):
         os.kill(os.getpid(), signal.SIGKILL)
     if media == b"hang":
         time.sleep(3600)
@@ -103,18 +103,21 @@ async def pool_of(
         await pool.close()
 
 
-async def ask(pool: PreparerPool, media: bytes) -> bytes:
-    prepared: Prepared = await pool.run(
-        Prepare(digest=f"sha256:{hashlib.sha256(media).hexdigest()}", modality=Modality.IMAGE, media_bytes=len(media)),
-        media,
-    )
+async def ask(
+    pool: PreparerPool, media: bytes, modality: Modality = Modality.IMAGE, options: ItemOptions = NO_OPTIONS
+) -> bytes:
+    digest = f"sha256:{hashlib.sha256(media).hexdigest()}"
+    request = Prepare(digest=digest, modality=modality, media_bytes=len(media), options=options)
+    prepared: Prepared = await pool.run(request, media)
     assert prepared.item.num_tokens == len(media)
     return bytes(prepared.buffers[0])
 
 
-async def error_of(pool: PreparerPool, media: bytes) -> EncoderError:
+async def error_of(
+    pool: PreparerPool, media: bytes, modality: Modality = Modality.IMAGE, options: ItemOptions = NO_OPTIONS
+) -> EncoderError:
     with pytest.raises(EncoderError) as caught:
-        await ask(pool, media)
+        await ask(pool, media, modality, options)
     return caught.value
 
 
@@ -196,6 +199,19 @@ async def test_what_cost_a_decoder_is_refused_at_once_the_next_time() -> None:
             assert starts.count - before == deaths
         assert await ask(pool, b"abc") == b"cba"
         assert (await error_of(pool, b"bad")).message == (await error_of(pool, b"bad")).message == "no picture"
+
+
+async def test_a_film_is_refused_only_as_it_was_sampled() -> None:
+    starts = Starts()
+    async with pool_of(1, starter=starts) as pool:
+        dense, sparse = ItemOptions(fps=30.0), ItemOptions(fps=0.1, max_frames=2)
+        first = await error_of(pool, b"film", Modality.VIDEO, dense)
+        assert "2 decoder processes died" in first.message
+        assert await ask(pool, b"film", Modality.VIDEO, sparse) == b"mlif"
+        assert await ask(pool, b"film", Modality.AUDIO) == b"mlif"
+        assert starts.count == 3
+        assert (await error_of(pool, b"film", Modality.VIDEO, dense)).message == first.message
+        assert starts.count == 3, "equal items are refused at once"
 
 
 async def test_a_decoder_killed_from_outside_costs_nobody_anything() -> None:
