@@ -355,7 +355,6 @@ NOT_SERVED: tuple[tuple[str, str], ...] = (
     ("minicpm_ocr", "transformers has its image processor for torchvision only"),
     ("gemma3n", "transformers has its picture tower by way of timm, which needs torchvision"),
     ("granite_speech", "transformers has its feature extractor for torchaudio only"),
-    ("instructblip", "a picture's rows depend on the prompt, which its Q-Former reads, too"),
     ("instructblipvideo", "a film's rows depend on the prompt, which its Q-Former reads, too"),
     ("phi4_multimodal", "a sound's rows depend on whether the prompt has pictures, too"),
     ("voxtral_realtime", "it hears a sound step by step with the language model, and has no rows of a finished one"),
