@@ -11,6 +11,7 @@ from pathlib import Path
 
 THREADS = 4
 CHUNK_BYTES = 8 * 2**20
+_LOOK_BYTES = 2**20
 _LENGTH_BYTES = 8
 
 
@@ -69,6 +70,17 @@ def _ask(chunks: queue.SimpleQueue[tuple[Path, int, int]]) -> None:
             return
         try:
             with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), begin, end - begin, os.POSIX_FADV_WILLNEED)
+                if not is_cached(file.fileno(), begin, end):
+                    os.posix_fadvise(file.fileno(), begin, end - begin, os.POSIX_FADV_WILLNEED)
         except OSError:
             return
+
+
+def is_cached(file: int, begin: int, end: int) -> bool:
+    """Whether the range is in the page cache, by a look at a byte of every MiB: to ask for it again would have the
+    kernel find each of its pages. False where the file system cannot tell."""
+    byte = bytearray(1)
+    try:
+        return all(os.preadv(file, [byte], at, os.RWF_NOWAIT) for at in range(begin, end, _LOOK_BYTES))
+    except OSError:  # it is not, or there is no telling
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spmd_encoder.models.prefetch import CHUNK_BYTES, prefetch, spans
+from spmd_encoder.models.prefetch import CHUNK_BYTES, is_cached, prefetch, spans
 
 
 @pytest.fixture
@@ -55,3 +56,20 @@ def test_the_threads_end_by_themselves(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(30)
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_what_is_cached_is_told_from_what_is_not(tmp_path: Path) -> None:
+    size = 3 * 2**20 + 5
+    (tmp_path / "a").write_bytes(bytes(size))
+    file = os.open(tmp_path / "a", os.O_RDONLY)
+    try:
+        try:
+            os.preadv(file, [bytearray(1)], 0, os.RWF_NOWAIT)
+        except OSError as error:
+            pytest.skip(f"this file system does not tell: {error}")
+        assert is_cached(file, 0, size)
+        assert is_cached(file, size - 1, size)
+        assert not is_cached(file, 0, size + 2**21), "no page lies beyond the end"
+    finally:
+        os.close(file)
+    assert not is_cached(file, 0, size), "a file that cannot be asked"
