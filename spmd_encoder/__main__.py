@@ -42,15 +42,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         config, check = parse_config(own)
         Faults.parse(config.faults)  # or every worker would find the mistake
         layout = Layout(*validate_layout(config, env.world_size))
+        warning = env.cuts_drain(config.lifecycle.drain_deadline_s)
         if check:
-            for note in notes:
+            for note in (*notes, *filter(None, [warning])):
                 print(note, file=sys.stderr)
             sizes = {"dp_size": layout.dp_size, "tp_size": layout.tp_size}
             print(json.dumps({**sizes, **config.flat(), "pyav": pyav()}, indent=2))
             return 0
         if env.under_torchrun and _is_orphan(launcher):
             raise StartupError("torchrun has ended before this rank began", exit_code=4)
-        return _run(config, env, layout, launcher, notes)
+        return _run(config, env, layout, launcher, notes, warning)
     except StartupError as error:
         print(f"spmd_encoder rank {env.rank}: {error.message}", file=sys.stderr, flush=True)
         _tell_torchrun(env, error)
@@ -85,7 +86,9 @@ def _is_orphan(launcher: int) -> bool:
     return b"python" not in command and b"torchrun" not in command
 
 
-def _run(config: Config, env: LaunchEnv, layout: Layout, launcher: int, notes: Sequence[str]) -> int:
+def _run(
+    config: Config, env: LaunchEnv, layout: Layout, launcher: int, notes: Sequence[str], warning: str | None
+) -> int:
     # Imported here, so that a signal during these imports finds its handler, and `--help` does without them.
     import asyncio
 
@@ -103,6 +106,8 @@ def _run(config: Config, env: LaunchEnv, layout: Layout, launcher: int, notes: S
     if env.local_rank == 0:
         for note in notes:
             log.info("%s", note)
+        if warning is not None:
+            log.warning("%s", warning)
         sweep()
     raise_limit()
     run_dir = RunDir(env, launcher)

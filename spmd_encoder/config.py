@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from spmd_encoder import __version__
 from spmd_encoder.destination_flags import DestinationConfig, check_hosts
 from spmd_encoder.errors import StartupError
-from spmd_encoder.flags import ARITY, READERS, flag, value_text
+from spmd_encoder.flags import ARITY, READERS, ZERO, check_host_names, check_number, flag, value_text
 from spmd_encoder.media_flags import MediaConfig
 from spmd_encoder.sglang_config import SglangConfig
 from spmd_encoder.sglang_flags import check_bootstraps, class_path
@@ -76,8 +76,10 @@ class ParallelConfig:
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     host: str = flag("127.0.0.1", "address that HTTP and gRPC listen on")
-    port: int = flag(30000, "port that HTTP listens on")
-    grpc_port: int | None = flag(None, "port that gRPC listens on, too; needs the extra `[grpc]`; off without it")
+    port: int = flag(30000, "port that HTTP listens on", least=ZERO)
+    grpc_port: int | None = flag(
+        None, "port that gRPC listens on, too; needs the extra `[grpc]`; off without it", least=ZERO
+    )
     allowed_hosts: tuple[str, ...] = flag(
         (),
         "host names that HTTP may be asked by, besides localhost and addresses; empty allows any, but none where it "
@@ -109,6 +111,7 @@ class LimitsConfig:
         None,
         "most encoder tokens of these items, by their headers (default: --max-queued-items times --max-batch-tokens); "
         "then 429; 0 is no limit",
+        least=ZERO,
     )
     max_inflight_bytes: int = flag(2**30, "most media bytes held at once by the dispatcher; then 503")
     request_timeout_s: float = flag(
@@ -122,9 +125,12 @@ class LimitsConfig:
         None,
         "most memory that a preparer takes for an item, beside what it takes by itself; 0: no limit (default: what "
         "items within the other limits may need, for pictures with the default ones 3 GB)",
+        least=ZERO,
     )
     cache_bytes: int = flag(
-        256 * 2**20, "bytes of results that each replica keeps, to answer equal items without a forward; 0 is off"
+        256 * 2**20,
+        "bytes of results that each replica keeps, to answer equal items without a forward; 0 is off",
+        least=ZERO,
     )
     max_batch_items: int = flag(8, "most items in one forward", fallback="SGLANG_ENCODER_MAX_BATCH_SIZE")
     max_batch_tokens: int = flag(16384, "most encoder tokens (patches) in one forward; a larger item runs alone")
@@ -151,8 +157,15 @@ class LifecycleConfig:
     start_deadline_s: float = flag(
         600.0, "after this a world with at least one replica counts as started", alias=("--start-deadline",)
     )
-    drain_deadline_s: float = flag(25.0, "longest drain after SIGTERM (torchrun kills after 30 s)")
-    stall_timeout_s: float = flag(5.0, "a worker that shows no sign of life for this long is replaced")
+    drain_deadline_s: float = flag(
+        25.0,
+        "longest drain after SIGTERM; torchrun kills after 30 s, where its own `--shutdown-timeout` says nothing else",
+    )
+    stall_timeout_s: float = flag(
+        5.0,
+        "a worker that shows no sign of life for this long is replaced; at least 1",
+        least=(1.0, "ranks report once a second that they live"),
+    )
     load_timeout_s: float = flag(600.0, "the same, while a worker starts and loads")
     batch_timeout_s: float = flag(60.0, "a batch that runs longer has its replica replaced")
     collective_timeout_s: float = flag(60.0, "timeout of every collective")
@@ -327,23 +340,19 @@ def _build(values: Mapping[str, Any]) -> Config:
 
 
 LEAST_PREPARER_BYTES = 2**28
-_MAY_BE_ZERO = frozenset(
-    {
-        *("port", "grpc_port", "cache_bytes", "max_queued_tokens", "media_url_max_file_size_mb"),
-        "preparer_memory_bytes",
-    }
-)
 
 
 def _validate(config: Config) -> None:
     for section, _, field in flag_fields():
         value = getattr(getattr(config, section), field.name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and not value > (-1 if field.name in _MAY_BE_ZERO else 0):
-            raise StartupError(f"{flag_name(field)} must be positive, not {value}", exit_code=2)
-    for name, port in (("--port", config.server.port), ("--grpc-port", config.server.grpc_port)):
-        if port is not None and not 0 <= port <= 65535:
-            raise StartupError(f"{name} must be 0 to 65535, not {port}", exit_code=2)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            check_number(flag_name(field), value, field.metadata["least"])
+    port, grpc_port = config.server.port, config.server.grpc_port
+    for name, number in (("--port", port), ("--grpc-port", grpc_port)):
+        if number is not None and number > 65535:
+            raise StartupError(f"{name} must be 0 to 65535, not {number}", exit_code=2)
+    if port and port == grpc_port:
+        raise StartupError(f"--port and --grpc-port are both {port}, but HTTP and gRPC need a port each", exit_code=2)
     if 0 < (config.limits.preparer_memory_bytes or 0) < LEAST_PREPARER_BYTES:
         raise StartupError(f"--preparer-memory-bytes must be 0 or at least {LEAST_PREPARER_BYTES}", exit_code=2)
     class_path(config.sglang.sglang_embedding_class)
@@ -353,11 +362,7 @@ def _validate(config: Config) -> None:
         ("--allowed-media-domains", config.media.allowed_media_domains),
         ("--allowed-hosts", config.server.allowed_hosts),
     ):
-        for name in names:
-            if set(name) & set("/*@?#%[]\\") or name.count(":") == 1:
-                raise StartupError(
-                    f"{flagged} takes exact host names, not {name!r}: no scheme, port, path or wildcard", exit_code=2
-                )
+        check_host_names(flagged, names)
 
 
 def validate_layout(config: Config, world_size: int) -> tuple[int, int]:

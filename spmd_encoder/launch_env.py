@@ -25,11 +25,24 @@ class LaunchEnv:
     agent_store: bool = False
     under_torchrun: bool = False
     error_file: str | None = None
+    shutdown_timeout_s: float | None = None
+    """How long torchrun lets its ranks live after a signal, as far as variables tell: not by its flag."""
 
     @property
     def spans_nodes(self) -> bool:
         """Whether other nodes take part, so that addresses must be reachable from there."""
         return self.world_size != self.local_world_size  # layout-branch: ipc or tcp
+
+    def cuts_drain(self, deadline_s: float) -> str | None:
+        """What to tell whoever wants drains of up to `deadline_s`, where torchrun kills its ranks before that."""
+        limit_s = self.shutdown_timeout_s
+        if limit_s is None or deadline_s < limit_s:
+            return None
+        return (
+            f"torchrun kills its ranks {limit_s:g} s after a signal, before the {deadline_s:g} s of --drain-deadline-s "
+            f"are over, unless it was given --shutdown-timeout; TORCH_ELASTIC_SHUTDOWN_TIMEOUT={deadline_s + 5:.0f} in "
+            "its environment says the same"
+        )
 
     @property
     def has_launcher(self) -> bool:
@@ -63,6 +76,9 @@ def _of_torchrun(env: Mapping[str, str]) -> LaunchEnv:
     One that says nothing of nodes makes every rank a node of its own.
     """
     rank = int(env["RANK"])
+    under_torchrun = "TORCHELASTIC_RUN_ID" in env
+    # Those of its flag and of its launcher's configuration, in their order of precedence (torch.distributed.run).
+    shutdown = env.get("PET_SHUTDOWN_TIMEOUT") or env.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or "30"
     return LaunchEnv(
         rank=rank,
         local_rank=int(env.get("LOCAL_RANK", "0")),
@@ -74,8 +90,9 @@ def _of_torchrun(env: Mapping[str, str]) -> LaunchEnv:
         master_addr=env.get("MASTER_ADDR", "127.0.0.1"),
         master_port=int(env.get("MASTER_PORT", str(_DEFAULT_PORT))),
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        under_torchrun="TORCHELASTIC_RUN_ID" in env,
+        under_torchrun=under_torchrun,
         error_file=env.get("TORCHELASTIC_ERROR_FILE"),
+        shutdown_timeout_s=float(shutdown) if under_torchrun else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spmd_encoder.flags import flag
+from spmd_encoder.flags import ZERO, flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class MediaConfig:
         "file:// is refused",
     )
     media_url_max_file_size_mb: int = flag(
-        64, "largest file behind a URL, in MiB, held to while it arrives; 0 leaves only the other limits"
+        64, "largest file behind a URL, in MiB, held to while it arrives; 0 leaves only the other limits", least=ZERO
     )
     media_fetch_timeout_s: float = flag(
         10.0, "longest fetch of one URL, with its wait for a free connection, its redirects and the whole download"

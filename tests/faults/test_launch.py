@@ -51,6 +51,14 @@ def test_check_prints_the_configuration_and_loads_nothing() -> None:
     done = run_alone("--check", "--tp", "1", env={"SPMD_ENCODER_PORT": "4567"})
     assert done.returncode == 0
     assert json.loads(done.stdout)["port"] == 4567
+    assert done.stderr == ""
+
+
+def test_check_tells_of_a_drain_that_torchrun_cuts_off() -> None:
+    torchrun = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "abc"}
+    done = run_alone("--check", "--drain-deadline-s", "100", env=torchrun)
+    assert done.returncode == 0 and json.loads(done.stdout)["drain_deadline_s"] == 100
+    assert "torchrun kills its ranks 30 s after a signal" in last_line(done.stderr)
 
 
 @pytest.mark.parametrize(

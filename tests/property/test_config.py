@@ -24,8 +24,8 @@ def values(cls: type, field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
         return st.sampled_from(["a.b:C", "sglang.srt.disaggregation.encode_receiver:EmbeddingData"])
     if field.name == "encoder_register_urls":
         return st.lists(st.sampled_from(["http://a:8997", "https://b.c"]), max_size=2).map(tuple)
-    if field.name in ("port", "grpc_port"):
-        return st.integers(0, 65535)
+    if field.name in ("port", "grpc_port"):  # never the same
+        return st.integers(0, 32767) if field.name == "port" else st.sampled_from([0, 32768, 65535])
     if isinstance(field.default, bool):
         return st.booleans()
     if isinstance(field.default, tuple):
@@ -35,7 +35,7 @@ def values(cls: type, field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
     if is_whole:
         return st.integers(LEAST_PREPARER_BYTES if field.name == "preparer_memory_bytes" else 1, 2**40)
     if isinstance(field.default, float):
-        return st.floats(min_value=1e-6, max_value=1e9, allow_nan=False)
+        return st.floats(min_value=(field.metadata["least"] or (1e-6, ""))[0], max_value=1e9, allow_nan=False)
     return words
 
 

@@ -25,6 +25,9 @@ from spmd_encoder.config import (
 )
 from spmd_encoder.errors import StartupError
 from spmd_encoder.flags import value_text
+from spmd_encoder.keeper.control_client import PROGRESS_S
+from spmd_encoder.runtime.compute import BEAT_S
+from spmd_encoder.runtime.control import KEEPER_SILENCE
 
 FIELDS = [pytest.param(section, field, id=field.name) for section, _, field in flag_fields()]
 
@@ -116,6 +119,10 @@ def test_no_two_flags_share_a_name() -> None:
         (["--port", "65536"], "--port"),
         (["--port", "-1"], "--port"),
         (["--grpc-port", "65536"], "--grpc-port"),
+        (["--port", "1234", "--grpc-port", "1234"], "both 1234"),
+        (["--cache-bytes", "-1"], "--cache-bytes must be at least 0, not -1"),
+        (["--stall-timeout-s", "0.3"], "--stall-timeout-s must be at least 1, not 0.3: ranks report once a second"),
+        (["--stall-timeout-s", "nan"], "--stall-timeout-s"),
         (["--tp-size", "0"], "--tp-size"),
         (["--dp-size", "-1"], "--dp-size"),
         (["--max-batch-items", "0"], "--max-batch-items"),
@@ -158,7 +165,8 @@ def test_a_flag_hides_a_bad_environment_value() -> None:
 
 
 def test_zero_where_it_means_something() -> None:
-    assert parse_config(["--port", "0"], {})[0].server.port == 0
+    assert parse_config(["--port", "0", "--grpc-port", "0"], {})[0].server.port == 0, "each finds its own"
+    assert parse_config(["--cache-bytes", "0"], {})[0].limits.cache_bytes == 0
     assert parse_config(["--media-url-max-file-size-mb", "0"], {})[0].media.media_url_max_file_size_mb == 0
 
 
@@ -194,6 +202,12 @@ def test_a_boolean_flag_alone_is_true_and_takes_words(argv: list[str], wanted: b
 def test_a_list_takes_commas_and_spaces(argv: list[str], wanted: tuple[str, ...]) -> None:
     environ = {"SPMD_ENCODER_ALLOWED_MEDIA_DOMAINS": "c.example"}
     assert parse_config(argv, environ)[0].media.allowed_media_domains == wanted
+
+
+def test_the_least_stall_timeout_leaves_time_for_reports() -> None:
+    lifecycle = parse_config(["--stall-timeout-s", "1"], {})[0].lifecycle
+    assert lifecycle.stall_timeout_s * KEEPER_SILENCE > 2 * PROGRESS_S
+    assert lifecycle.stall_timeout_s > 2 * BEAT_S
 
 
 def test_faults_come_from_the_environment_only() -> None:

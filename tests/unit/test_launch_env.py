@@ -42,7 +42,26 @@ def test_torchrun_launched_us() -> None:
         agent_store=True,
         under_torchrun=True,
         error_file="/tmp/e.json",
+        shutdown_timeout_s=30.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("variables", "limit_s"),
+    [
+        ({}, 30),
+        ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120"}, 120),
+        ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120", "PET_SHUTDOWN_TIMEOUT": "10"}, 10),
+    ],
+)
+def test_drains_that_torchrun_cuts_off_are_told(variables: dict[str, str], limit_s: int) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    env = read_launch_env(place | {"TORCHELASTIC_RUN_ID": "abc"} | variables)
+    assert env.cuts_drain(limit_s - 1) is None
+    warning = env.cuts_drain(limit_s)
+    assert warning is not None and "--drain-deadline-s" in warning
+    assert f"kills its ranks {limit_s} s" in warning and f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={limit_s + 5} " in warning
+    assert read_launch_env(place | variables).cuts_drain(1e6) is None, "no torchrun, no limit"
 
 
 def test_a_plain_launcher_and_a_broken_one() -> None:
