@@ -71,17 +71,25 @@ def _refuse_engine(folder: Path) -> None:
 def _adapted_class(folder: Path) -> object:
     """The class that an adapter beside the weights was trained for, where PEFT's file tells it."""
     try:
-        said = json.loads((folder / _ADAPTER).read_bytes())
+        said = read_json(folder / _ADAPTER)
     except (OSError, ValueError):
         return None
     mapping = said.get("auto_mapping") if isinstance(said, dict) else None
     return mapping.get("base_model_class") if isinstance(mapping, dict) else None
 
 
+def read_json(file: Path) -> Any:
+    """What a JSON file of a checkpoint says. Raises OSError; ValueError for no JSON, or for what is nested too deeply."""
+    try:
+        return json.loads(file.read_bytes())
+    except RecursionError:
+        raise ValueError("it is nested more deeply than any such file") from None
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The parsed `config.json`. Raises StartupError where it is missing or is no JSON object."""
     try:
-        config = json.loads((folder / "config.json").read_bytes())
+        config = read_json(folder / "config.json")
     except FileNotFoundError:
         raise StartupError(f"{folder} has no config.json; --model-path must name a transformers checkpoint") from None
     except (OSError, ValueError) as error:
@@ -103,15 +111,16 @@ def read_model_type(folder: Path) -> str:
 
 
 def shard_keys(folder: Path) -> dict[str, tuple[str, ...]]:
-    """The weights' names by shard file, as the index says, or as the only file itself says.
+    """The weights' names by shard file: as the single file itself says, which goes before an index as it does for
+    transformers, or as the index says.
 
     Shards need not exist: whoever reads one finds out. Raises StartupError for an unreadable index or file.
     """
     index = folder / INDEX
-    if not index.exists():
+    if (folder / SINGLE).is_file() or not index.exists():
         return {SINGLE: _keys_of(folder / SINGLE)}
     try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
+        weight_map = read_json(index)["weight_map"]
         shards: dict[str, list[str]] = {}
         for key, shard in weight_map.items():
             # A shard is a file of this folder; a name with a path in it would lead out of it.
@@ -121,6 +130,11 @@ def shard_keys(folder: Path) -> dict[str, tuple[str, ...]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StartupError(f"{index} is not a usable index ({error}); download the file again") from None
     return {shard: tuple(keys) for shard, keys in shards.items()}
+
+
+def left_aside(folder: Path) -> str:
+    """The weights' index that is not used, in a folder that has the single file too; "" where there is none."""
+    return INDEX if (folder / SINGLE).is_file() and (folder / INDEX).exists() else ""
 
 
 def _keys_of(path: Path) -> tuple[str, ...]:
@@ -195,7 +209,7 @@ def _from_hub(model_id: str, revision: str | None) -> Path:
 
 def _tower_shards(folder: Path, prefixes: tuple[str, ...]) -> list[str]:
     """Patterns of the shards that hold a key with one of `prefixes`; all shards where that cannot be told."""
-    if not prefixes or not (folder / INDEX).exists():
+    if not prefixes or not (folder / INDEX).exists() or (folder / SINGLE).exists():
         return ["*.safetensors"]
     found = [s for s, keys in shard_keys(folder).items() if any(k.startswith(prefixes) for k in keys)]
-    return found or ["*.safetensors"]
+    return [*found, SINGLE] if found else ["*.safetensors"]  # a single file beside the index is what is loaded

@@ -32,8 +32,8 @@ def adapter_class(entry: registry.FamilyEntry) -> type[FamilyAdapter]:
 def load_adapter(folder: Path, context: LoadContext) -> FamilyAdapter:
     """This rank's shard of the checkpoint. Collective over `context.group`. Raises StartupError."""
     cls = adapter_class(registry.find(read_model_type(folder)))
-    refuse_absurd_sizes(folder)
     with settings_of(folder):
+        refuse_absurd_sizes(folder)
         adapter = cls.load(folder, context)
         adapter.cost_table()  # its arithmetic too is on the checkpoint's settings
     return adapter
@@ -42,8 +42,8 @@ def load_adapter(folder: Path, context: LoadContext) -> FamilyAdapter:
 def load_preprocessor(folder: Path) -> Preprocessor:
     """Only what makes features for the checkpoint in `folder`. Raises StartupError."""
     cls = adapter_class(registry.find(read_model_type(folder)))
-    refuse_absurd_sizes(folder)
     with settings_of(folder):
+        refuse_absurd_sizes(folder)
         return cls.load_preprocessor(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterator
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from spmd_encoder.errors import EncoderError, StartupError
+from spmd_encoder.models.checkpoint import read_json
+from spmd_encoder.models.own_code import in_a_line, is_own
 
 log = logging.getLogger(__name__)
 
@@ -59,17 +60,15 @@ _NEVER_NEGATIVE = frozenset(
 def settings_of(folder: Path) -> Iterator[None]:
     """Around code whose errors come of what the checkpoint's files say: StartupError takes their place.
 
-    Those of a group, of memory and of the disk stay as they are (RuntimeError, MemoryError, OSError): trying again may
-    help.
+    Those of a group, of memory and of the disk stay as they are: trying again may help.
     """
     try:
         yield
-    except (StartupError, RuntimeError, MemoryError, OSError):
-        raise
     except Exception as error:  # transformers checks few of its settings, and says anything of the rest
+        if not is_own(error):
+            raise
         log.debug("settings in %s cannot be used", folder, exc_info=True)
-        first = (str(error).strip().splitlines() or [""])[0]
-        said = first if isinstance(error, EncoderError) else f"{type(error).__name__}: {first}"
+        said = next(iter(error.message.splitlines()), "") if isinstance(error, EncoderError) else in_a_line(error)
         raise StartupError(
             f"{folder}: config.json or the processor's file cannot be used ({said}); compare them with the original's, "
             "or download them again"
@@ -100,7 +99,7 @@ def _absurd(file: Path, path: str, value: float, why: str) -> StartupError:
 
 def _read(file: Path) -> Any:
     try:
-        return json.loads(file.read_bytes())
+        return read_json(file)
     except (OSError, ValueError):
         return None
 

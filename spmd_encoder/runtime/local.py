@@ -23,7 +23,7 @@ from spmd_encoder.distributed.layout import Layout
 from spmd_encoder.media.capabilities import decoders
 from spmd_encoder.media.pool import PreparerPool
 from spmd_encoder.models.base import FamilyAdapter, LoadContext
-from spmd_encoder.models.checkpoint import read_model_type
+from spmd_encoder.models.checkpoint import SINGLE, left_aside, read_model_type
 from spmd_encoder.models.demo import is_random
 from spmd_encoder.models.loading import load_adapter, resolve_dtype, served_modalities, stored_dtype
 from spmd_encoder.runtime.engine import TowerEngine
@@ -147,6 +147,10 @@ async def _build_leader(place: _Place) -> RankLoop:
     # They start while this rank loads.
     pool = _open_pool(place)
     place.stack.push_async_callback(pool.close)
+    if unused := left_aside(place.folder):
+        log.warning(
+            "%s has both %s and %s: the index is left aside, as transformers does", place.folder, SINGLE, unused
+        )
     encoder = await place.compute.submit(lambda: _load(place, orders_address=channel.address))
     await channel.wait_for_followers(config.lifecycle.collective_timeout_s)
     place.phases.done("load")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import DistBackendError
 
 from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
 from spmd_encoder.models import registry
@@ -90,6 +91,8 @@ def test_the_preparer_is_told_the_same(tiny: Callable[[str], Path]) -> None:
     [
         (KeyError("size"), "(KeyError: 'size')"),
         (OverflowError("too large\nsecond line"), "(OverflowError: too large)"),
+        (RuntimeError("shapes [8, 2] and [8, 3]"), "(RuntimeError: shapes [8, 2] and [8, 3])"),
+        (RecursionError("too deep"), "(RecursionError: too deep)"),
         (EncoderError(ErrorCode.MEDIA_CORRUPT, "a picture cannot be encoded"), "(a picture cannot be encoded)"),
     ],
 )
@@ -100,7 +103,9 @@ def test_the_error_and_its_first_line_are_told(error: Exception, words: str, tmp
     assert caught.value.__cause__ is error, "the traceback of a debug log"
 
 
-@pytest.mark.parametrize("error", [StartupError("x"), RuntimeError("a peer has gone"), MemoryError(), OSError("disk")])
+@pytest.mark.parametrize(
+    "error", [StartupError("x"), DistBackendError("a peer has gone"), MemoryError(), OSError("disk")]
+)
 def test_what_trying_again_may_help_stays_as_it_is(error: Exception, tmp_path: Path) -> None:
     with pytest.raises(type(error)) as caught, settings_of(tmp_path):
         raise error
@@ -155,6 +160,7 @@ def test_sizes_of_real_models_are_left_alone(said: Any, tmp_path: Path) -> None:
         ("whisper", "vocab_size", 10**12, "at most 268435456 can be served"),
         ("dinov2", "hidden_size", 10**9, "at most 16777216 can be served"),
         ("dinov2", "num_attention_heads", -1, "there is no such size"),
+        ("qwen2_5_vl", "vision_config.depth", 10**6, "at most 4096 can be served"),
         ("qwen3_vl", "vision_config.depth", 10**9, "at most 4096 can be served"),
         ("dinov3_convnext", "depths", [2, 10**9, 2, 2], "at most 4096 can be served"),
     ],

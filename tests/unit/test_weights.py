@@ -204,7 +204,10 @@ def test_the_hub_is_asked_for_the_towers_shards_only(sharded: Path, monkeypatch:
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve_checkpoint("some/model", "main", sharded) == sharded
-    assert asked == [["*.json"], ["*.json", "a.safetensors", "b.safetensors"]]
+    assert asked == [["*.json"], ["*.json", "a.safetensors", "b.safetensors", checkpoint.SINGLE]]
+    shutil.copy(sharded / "c.safetensors", sharded / checkpoint.SINGLE)
+    resolve_checkpoint("some/model", "main", sharded)
+    assert asked[-1] == ["*.json", "*.safetensors"], "the single file is what is loaded, whatever an index says"
 
 
 def test_offline_each_revision_is_its_own_snapshot(sharded: Path, tmp_path: Path) -> None:
@@ -307,7 +310,8 @@ def test_a_file_for_which_there_is_no_room_is_told_at_once(
     file.write_bytes(len(text).to_bytes(8, "little") + text + body[8 + length :])
     os.truncate(file, 8 + len(text) + size + hole)
     if has_index:
-        index = {"weight_map": {name: checkpoint.SINGLE for name in header if name != "__metadata__"}}
+        shard = file.rename(folder / "model-00001-of-00001.safetensors").name
+        index = {"weight_map": {name: shard for name in header if name != "__metadata__"}}
         (folder / checkpoint.INDEX).write_text(json.dumps(index))
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hole, limits[1]))
