@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.scenarios import SCENARIOS
-from benchmarks.suite import RESULTS, measure, measure_all, summarise
+from benchmarks.suite import RESULTS, check_folder, measure, measure_all, summarise
 
 _OTHERS = """\
 beside these, with records of their own: python -m benchmarks.load_generator URL, benchmarks.startup, benchmarks.load,
@@ -20,10 +20,15 @@ benchmarks.tower"""
 
 
 def main() -> int:
-    args = _parser().parse_args()
+    parser = _parser()
+    args = parser.parse_args()
     # A world that was started is ended in `finally`, which SIGTERM by itself would pass over.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     results: Path = args.results
+    try:
+        check_folder(results, is_made=args.scenario != "summary")
+    except OSError as error:
+        parser.error(f"argument --results: {results}: {error.strerror}")
     if args.scenario == "summary":
         print(summarise(results).read_text())
         return 0

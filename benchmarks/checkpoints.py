@@ -6,16 +6,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, get_args
 
 from spmd_encoder.config import cache_dir
 
-DEMO = {"tiny": "demo:qwen2.5-vl-tiny"}
+Tower = Literal["tiny", "mid", "siglip-base", "siglip-tiny", "qwen-1280"]
+DEMO: Mapping[str, str] = MappingProxyType({"tiny": "demo:qwen2.5-vl-tiny"})
 """Made by the server itself. Its tower takes less time than HTTP."""
-MADE = ("mid", "siglip-base", "siglip-tiny", "qwen-1280")
+MADE = tuple(name for name in get_args(Tower) if name not in DEMO)
 """`mid`: a Qwen2.5-VL tower of width 320. `siglip-base`: base/16 at 224. `qwen-1280`: a Qwen2.5-VL tower of its real
 width, depth 8, with window attention. `siglip-tiny`: next to nothing."""
-NAMES = (*DEMO, *MADE)
 
 # Raised when what `make_checkpoint` writes changes.
 _RECIPE = 1
@@ -26,7 +29,7 @@ def model_path(name: str) -> str:
     if name in DEMO:
         return DEMO[name]
     if name not in MADE:
-        raise ValueError(f"there is no tower {name!r}; there are: {', '.join(NAMES)}")
+        raise ValueError(f"there is no tower {name!r}; there are: {', '.join(get_args(Tower))}")
     folder = cache_dir() / "benchmarks" / f"{name}-r{_RECIPE}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)

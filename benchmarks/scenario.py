@@ -14,7 +14,9 @@ from benchmarks.report import Report
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A scenario's own are fields of a subclass: int, float, str, or tuples of str or int."""
+    """A scenario's own are fields of a subclass: int, float, str, literals of str, or tuples of these.
+
+    Numbers must be above 0, or not below it where a default is 0."""
 
     device: str = "cpu"
 
@@ -35,10 +37,13 @@ class Scenario(Generic[O]):
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         for field in dataclasses.fields(self.full):
             value = getattr(self.full, field.name)
-            default = " ".join(map(str, value)) if isinstance(value, tuple) else value
+            shown: Sequence[Any] = value if isinstance(value, tuple) else (value,)
+            default = " ".join(map(str, shown))
+            hint = _item_hint(type(self.full), field.name)
             parser.add_argument(
                 "--" + field.name.replace("_", "-"),
-                type=_item_type(type(self.full), field.name),
+                type=_reader(hint, may_be_zero=0 in shown),
+                choices=typing.get_args(hint) or None,
                 nargs="+" if isinstance(value, tuple) else None,
                 help=f"default: {default}",
             )
@@ -65,7 +70,21 @@ class Scenario(Generic[O]):
         return words
 
 
-def _item_type(cls: type, name: str) -> Callable[[str], Any]:
+def _item_hint(cls: type, name: str) -> Any:
+    """A type, or a literal's."""
     hint = typing.get_type_hints(cls)[name]
-    found: Callable[[str], Any] = (typing.get_args(hint) or (hint,))[0]
-    return found
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+
+
+def _reader(hint: Any, *, may_be_zero: bool) -> Callable[[str], Any]:
+    if hint not in (int, float):
+        return str
+
+    def number(text: str) -> float:
+        value: float = hint(text)
+        if not (value > 0 or (may_be_zero and value == 0)):
+            raise argparse.ArgumentTypeError(f"{text} is not {'at least' if may_be_zero else 'above'} 0")
+        return value
+
+    number.__name__ = hint.__name__  # which argparse calls what is no number by
+    return number

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import shlex
 import sys
+import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,14 @@ from benchmarks.scenarios import SCENARIOS
 
 RESULTS = Path(__file__).parent / "results"
 SUMMARY = "SUMMARY.md"
+
+
+def check_folder(results: Path, *, is_made: bool) -> None:
+    """See before anything is measured that files can be written there. Raises OSError. `is_made`: if it is missing."""
+    if is_made:
+        results.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=results):
+        pass
 
 
 def measure(scenario: Scenario[Any], options: Options, *, quick: bool, results: Path) -> dict[str, Any]:

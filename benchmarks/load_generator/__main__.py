@@ -9,9 +9,10 @@ request was due (no coordinated omission), also where --clients bounds how many 
 the sending instead, and `sent_late_ms` is the difference: where it grows without --clients, this generator is too slow.
 
 Progress goes to stderr, the result as JSON to stdout. The exit code is 1 where a request failed that was meant well,
-or a bad one got another answer than it should, as where the server ends meanwhile (`server_ended`); 2 where the URL is
-none, no server gets ready there, or --processes is given and they are not on this machine; 130 after Ctrl-C, which
-reports what was answered until then.
+or a bad one got another answer than it should, as where the server ends meanwhile: the load ends early after five
+seconds in which no connection could be made, and `server_ended` is true. It is 2 where the URL is none, no server gets
+ready there, --json cannot be written, or --processes is given and they are not on this machine; 130 after Ctrl-C,
+which reports what was answered until then.
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ def main() -> int:
     args = parser.parse_args()
     try:
         plan = _plan(args)
+        if args.json:
+            args.json.open("a").close()  # rather now than after the load
     except ValueError as error:
         parser.error(str(error))
+    except OSError as error:
+        parser.error(f"argument --json: {args.json}: {error.strerror}")
     try:
         server = _server(args.url, args.processes)
     except (ValueError, EncoderClientError) as error:
@@ -54,17 +59,20 @@ def main() -> int:
     tally = asyncio.run(run_load(args.url, plan, None if args.no_progress else Progress(sys.stderr)))
     report = {"url": args.url, "sizes": args.sizes, "seed": args.seed, **_loop(args), **tally.report()}
     if server and not server.is_alive:
-        print("the server has ended meanwhile: nothing is known of its processes", file=sys.stderr)
         report["server_ended"] = True
     elif server and not tally.interrupted:
         spent = cpu_spent_s(before, server.cpu_s())
         report["server_cpu_s_by_role"] = spent
-        report["server_cpu_ms_per_request"] = round(sum(spent.values()) / max(1, report["ok"]) * 1e3, 3)
+        for name in ("answered", "ok"):
+            report[f"server_cpu_ms_per_{name}"] = round(sum(spent.values()) / max(1, report[name]) * 1e3, 3)
         report["server_pss_mib_by_role"] = server.pss_mib()
     text = json.dumps(report, indent=2)
     print(text)
     if args.json:
         args.json.write_text(text + "\n")
+    if report["server_ended"]:
+        seen = f"no connection for {plan.give_up_s:g} s" if tally.server_ended else "its processes are gone"
+        print(f"the server has ended meanwhile: {seen}", file=sys.stderr)
     if tally.interrupted:
         return _INTERRUPTED
     unexpected = any(code.startswith("!") for outcomes in report["chaos"].values() for code in outcomes)
@@ -81,7 +89,7 @@ def _plan(args: argparse.Namespace) -> LoadPlan:
         chaos=args.chaos,
         items_per_request=args.items_per_request,
         output=args.output,
-        clients=args.clients or (None if args.rate else _CLIENTS),
+        clients=_clients(args),
         rate=args.rate,
         arrivals=Arrivals(args.arrivals),
         duration_s=args.duration_s,
@@ -89,6 +97,13 @@ def _plan(args: argparse.Namespace) -> LoadPlan:
         timeout_s=args.timeout_s,
         seed=args.seed,
     )
+
+
+def _clients(args: argparse.Namespace) -> int | None:
+    if args.clients is None and args.rate is None:
+        return _CLIENTS
+    given: int | None = args.clients
+    return given
 
 
 def _server(url: str, with_processes: bool) -> Server | None:
@@ -100,7 +115,7 @@ def _server(url: str, with_processes: bool) -> Server | None:
 
 def _loop(args: argparse.Namespace) -> dict[str, object]:
     if args.rate is None:
-        return {"loop": "closed", "clients": args.clients or _CLIENTS}
+        return {"loop": "closed", "clients": _clients(args)}
     return {"loop": "open", "arrivals": args.arrivals, "rate": args.rate, "clients": args.clients}
 
 

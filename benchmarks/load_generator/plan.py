@@ -45,6 +45,8 @@ class LoadPlan:
     duration_s: float = 600.0
     num_requests: int | None = None
     timeout_s: float = 300.0
+    give_up_s: float = 5.0
+    """It ends after so long a time in which every connection failed: there is no server any more."""
     seed: int = 0
     on_reply: Callable[[Turn, bytes], None] | None = None
     """Is given every good reply's body, as safetensors."""
@@ -60,5 +62,9 @@ class LoadPlan:
             raise ValueError("a load needs a number of clients, a rate, or both")
         if (self.rate is not None and not 0 < self.rate < math.inf) or (self.clients is not None and self.clients < 1):
             raise ValueError("rate must be a number above 0, and clients at least 1")
-        if self.items_per_request < 1 or self.window < 1 or not (self.duration_s > 0 and self.timeout_s > 0):
-            raise ValueError("items per request, window, duration and timeout must be above 0")
+        if (
+            self.items_per_request < 1
+            or self.window < 1
+            or not all(seconds > 0 for seconds in (self.duration_s, self.timeout_s, self.give_up_s))
+        ):
+            raise ValueError("items per request, window, duration and timeouts must be above 0")

@@ -25,7 +25,8 @@ _ACCEPT = "application/vnd.safetensors"
 
 async def run_load(url: str, plan: LoadPlan, progress: Progress | None = None) -> Tally:
     """One measurement. What is refused counts by its code and is not sent again. Where it is cancelled, as by Ctrl-C,
-    what was answered until then is the result, and `interrupted` is set."""
+    what was answered until then is the result, and `interrupted` is set. It ends early, and `server_ended` is set,
+    where no connection could be made for `give_up_s`."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=plan.timeout_s)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session:
@@ -56,6 +57,7 @@ class _Load:
         self._bad: tuple[Chaos, ...] = tuple(all_chaos(plan.pools[0][0]))
         self._turns = self._due_turns()
         self._began = time.perf_counter()
+        self._lost_since: float | None = None
         self.tally = Tally()
 
     def now(self) -> float:
@@ -67,7 +69,7 @@ class _Load:
         for due, turn in self._turns:  # shared: each is one client's
             now = self.now()
             # What was due before the end is sent, however late: leaving it out would hide the worst waits.
-            if (now if due is None else due) >= self._plan.duration_s:
+            if (now if due is None else due) >= self._plan.duration_s or self.tally.server_ended:
                 return
             if due is not None and due > now:
                 await asyncio.sleep(due - now)
@@ -79,11 +81,11 @@ class _Load:
         try:
             for due, turn in self._turns:
                 assert due is not None
-                if due >= self._plan.duration_s:
+                if due >= self._plan.duration_s or self.tally.server_ended:
                     break
                 await asyncio.sleep(max(0.0, due - self.now()))
                 if len(running) >= _MOST_OUTSTANDING:
-                    self.tally.samples.append(Sample(due, due, due, "NOT_SENT"))
+                    self.tally.samples.append(Sample(due, due, due, "NOT_SENT", answered=False))
                     continue
                 task = asyncio.create_task(self._one(turn, due))
                 running.add(task)
@@ -115,6 +117,16 @@ class _Load:
         sample = await self._misbehave(sample, turn.chaos) if turn.chaos is not None else await self._ask(sample, turn)
         self.tally.samples.append(replace(sample, ended=self.now()))
 
+    def _broke(self, error: Exception) -> str:
+        """Its name. A server that takes its time is there: only a connection that fails speaks against that."""
+        if isinstance(error, TimeoutError) or not isinstance(error, aiohttp.ClientConnectionError | OSError):
+            self._lost_since = None
+        elif self._lost_since is None:
+            self._lost_since = self.now()
+        elif self.now() - self._lost_since >= self._plan.give_up_s:
+            self.tally.server_ended = True
+        return type(error).__name__
+
     async def _ask(self, sample: Sample, turn: Turn) -> Sample:
         body, kind = body_of([file_of(item, self._plan.pools, self._plan.seed) for item in turn.items])
         try:
@@ -123,7 +135,8 @@ class _Load:
             ) as reply:
                 got = await reply.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            return replace(sample, code=type(error).__name__)
+            return replace(sample, code=self._broke(error), answered=False)
+        self._lost_since = None
         if reply.status != 200:
             return replace(sample, code=error_code(reply.status, got))
         if len(turn.items) > 1 and (failed := items_failed(got)) is not None:
@@ -142,7 +155,9 @@ class _Load:
         chaos = self._bad[number]
         if isinstance(chaos, HangUp):
             code = await hang_up(self._url, self._plan.pools[0][0], chaos)
-            return replace(sample, chaos=chaos.name, code=code, expected=code == OK)
+            if code == OK:
+                self._lost_since = None
+            return replace(sample, chaos=chaos.name, code=code, expected=code == OK, answered=False)
         return await self._send_bad(replace(sample, chaos=chaos.name), chaos)
 
     async def _send_bad(self, sample: Sample, bad: BadInput) -> Sample:
@@ -152,5 +167,6 @@ class _Load:
             ) as reply:
                 code = error_code(reply.status, await reply.read())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            return replace(sample, code=type(error).__name__, expected=False)
+            return replace(sample, code=self._broke(error), expected=False, answered=False)
+        self._lost_since = None
         return replace(sample, code=code, expected=reply.status in bad.statuses)

@@ -18,6 +18,7 @@ class Sample:
     """One request. Times are in seconds since the start: when it was due, sent, and had its whole reply.
 
     `code` is `OK`, the server's error code, or the name of what broke here. `chaos` names the bad thing that it was.
+    `answered`: it had a reply, whatever it said.
     The rest is from the reply's headers: items out of a cache, who answered, milliseconds by stage.
     """
 
@@ -28,6 +29,7 @@ class Sample:
     chaos: str = ""
     expected: bool = True
     items: int = 1
+    answered: bool = True
     cached: int = 0
     replica: str = ""
     stages_ms: Mapping[str, float] = field(default_factory=dict)
@@ -52,6 +54,8 @@ class Tally:
     own_cpu_s: float = 0.0
     interrupted: bool = False
     """It was cut off: what was under way then is not among the samples."""
+    server_ended: bool = False
+    """It ended early, since there was nobody to send to any more."""
 
     def good(self) -> list[Sample]:
         """Those that were meant well and answered well."""
@@ -72,21 +76,28 @@ class Tally:
     def report(self) -> dict[str, Any]:
         good = self.good()
         num_items = sum(sample.items for sample in good)
+        answered = sum(sample.answered for sample in self.samples)
         return {
             "interrupted": self.interrupted,
+            "server_ended": self.server_ended,
             "requests": len(self.samples),
+            "answered": answered,
             "ok": len(good),
             "errors": self.errors(),
             "chaos": self.chaos(),
             "wall_s": round(self.wall_s, 3),
-            "requests_per_s": round(len(good) / self.wall_s, 2) if self.wall_s else 0.0,
-            "items_per_s": round(num_items / self.wall_s, 2) if self.wall_s else 0.0,
+            "answered_per_s": self._per_s(answered),
+            "ok_per_s": self._per_s(len(good)),
+            "ok_items_per_s": self._per_s(num_items),
             "cached_share": round(sum(s.cached for s in good) / num_items, 4) if num_items else 0.0,
             "latency_ms": latency_ms(s.latency for s in good),
             "service_ms": latency_ms(s.service for s in good),
             "sent_late_ms": latency_ms(s.sent - s.due for s in good),
             "generator_cpu_s": round(self.own_cpu_s, 3),
         }
+
+    def _per_s(self, number: int) -> float:
+        return round(number / self.wall_s, 2) if self.wall_s else 0.0
 
 
 def latency_ms(seconds: Iterable[float]) -> dict[str, float]:

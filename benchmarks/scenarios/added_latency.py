@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.checkpoints import model_path
+from benchmarks.checkpoints import Tower, model_path
 from benchmarks.connection import Connection
 from benchmarks.load_generator.tally import latency_ms, percentile
 from benchmarks.pictures import make_pictures
@@ -22,7 +22,7 @@ _WARM_UP = 30
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    tower: str = "tiny"
+    tower: Tower = "tiny"
     pairs: int = 2000
     side: int = 224
     pictures: int = 64

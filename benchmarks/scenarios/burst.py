@@ -1,4 +1,4 @@
-"""A thousand requests at the same moment: every one has its answer, and the memory stays bounded."""
+"""Many requests at the same moment: every one has its answer, and the memory stays bounded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from benchmarks.checkpoints import model_path
+from benchmarks.checkpoints import Tower, model_path
 from benchmarks.load_generator import LoadPlan, run_load
 from benchmarks.load_generator.requests import unlike
 from benchmarks.pictures import make_pictures
@@ -32,7 +32,7 @@ _RETRIES_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    tower: str = "tiny"
+    tower: Tower = "tiny"
     requests: int = 1000
     limit: int = 100
 
@@ -148,7 +148,7 @@ def _memory_peak(served: World) -> Iterator[dict[str, float]]:
 
 SCENARIO = Scenario(
     name="burst",
-    about="1,000 at once at DP = 2: all 200 by default; with a small limit 200 or 429, and with retries all 200.",
+    about="Many at once at DP = 2: all 200 by default; with a small limit 200 or 429, and with retries all 200.",
     full=Options(),
     quick=Options(requests=200, limit=20),
     run=run,

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.checkpoints import model_path
+from benchmarks.checkpoints import Tower, model_path
 from benchmarks.pictures import make_pictures
 from benchmarks.raw import raw_processes
 from benchmarks.report import Cell, Check, Plot, Report, Table
@@ -19,7 +19,7 @@ _TARGET = 1.02
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    towers: tuple[str, ...] = ("tiny", "siglip-base", "qwen-1280")
+    towers: tuple[Tower, ...] = ("tiny", "siglip-base", "qwen-1280")
     pairs: int = 9
     batch: int = 4
 

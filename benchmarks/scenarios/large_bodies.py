@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.checkpoints import model_path
+from benchmarks.checkpoints import Tower, model_path
 from benchmarks.connection import RAW, Connection
 from benchmarks.load_generator.requests import body_of, unlike
 from benchmarks.load_generator.tally import latency_ms, percentile
@@ -29,7 +29,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    tower: str = "siglip-tiny"
+    tower: Tower = "siglip-tiny"
     """One whose own work does not grow with the picture."""
     megabytes: int = 16
     requests: int = 24

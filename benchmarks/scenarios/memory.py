@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoints import model_path
+from benchmarks.checkpoints import Tower, model_path
 from benchmarks.load_generator import LoadPlan, run_load
 from benchmarks.pictures import make_pictures
 from benchmarks.processes import file_pages, memory_of
@@ -23,7 +23,7 @@ _TARGET = 1.15
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    towers: tuple[str, ...] = ("tiny", "siglip-base")
+    towers: tuple[Tower, ...] = ("tiny", "siglip-base")
     dp: tuple[int, ...] = (1, 2)
     requests: int = 8
     """Encoded before anybody looks."""

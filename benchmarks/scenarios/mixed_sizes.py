@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.checkpoints import model_path
+from benchmarks.checkpoints import Tower, model_path
 from benchmarks.estimates import greedy_makespan
 from benchmarks.load_generator import LoadPlan, run_load
 from benchmarks.pictures import make_pictures
@@ -26,7 +26,7 @@ _SIDES = {112: 80, 224: 15, 448: 5}
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    tower: str = "mid"
+    tower: Tower = "mid"
     items: int = 200
     orders: int = 3
 

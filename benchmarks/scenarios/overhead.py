@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.bare_server import bare_server
-from benchmarks.checkpoints import model_path
+from benchmarks.checkpoints import Tower, model_path
 from benchmarks.connection import Connection
 from benchmarks.estimates import cpu_at_sizes, mean_batch
 from benchmarks.load_generator import Arrivals, LoadPlan, run_load
@@ -25,7 +25,7 @@ _TARGET_MS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    tower: str = "tiny"
+    tower: Tower = "tiny"
     requests: int = 5000
     rate: float = 80.0
     raw_items: int = 160

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.checkpoints import model_path
+from benchmarks.checkpoints import Tower, model_path
 from benchmarks.connection import Connection, tensor_bytes
 from benchmarks.load_generator import LoadPlan, run_load
 from benchmarks.load_generator.mix import Turn
@@ -27,7 +27,7 @@ _JOINED = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    towers: tuple[str, ...] = ("tiny", "siglip-base")
+    towers: tuple[Tower, ...] = ("tiny", "siglip-base")
     percents: tuple[int, ...] = (0, 20, 50, 80, 95)
     clients: int = 8
     requests: int = 400
@@ -59,7 +59,8 @@ class _Answers:
 def run(options: Options) -> Report:
     checks: list[Check] = []
     tables: list[Table] = []
-    latencies, spent = {}, {}
+    latencies: dict[str, list[tuple[Cell, float]]] = {}
+    spent: dict[str, list[tuple[Cell, float]]] = {}
     figures: dict[str, Any] = {}
     for tower in options.towers:
         with world(model_path(tower), device=options.device) as served:

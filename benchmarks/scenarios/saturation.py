@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.checkpoints import model_path
+from benchmarks.checkpoints import Tower, model_path
 from benchmarks.estimates import batch_aligned_rate, mean_batch
 from benchmarks.load_generator import LoadPlan, Sample, Tally, run_load
 from benchmarks.pictures import make_pictures
@@ -31,7 +31,7 @@ _LOOP = "scheduler_loop_cpu_seconds_total"
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    towers: tuple[str, ...] = ("tiny", "siglip-base", "qwen-1280")
+    towers: tuple[Tower, ...] = ("tiny", "siglip-base", "qwen-1280")
     dp: tuple[int, ...] = (1, 2)
     clients: int = 32
     seconds: float = 3.5
@@ -61,7 +61,7 @@ class _Result:
 
 
 def run(options: Options) -> Report:
-    results: dict[tuple[str, int], _Result] = {}
+    results: dict[tuple[Tower, int], _Result] = {}
     for tower in options.towers:
         batch = None
         for dp in options.dp:

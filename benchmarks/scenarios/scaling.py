@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.checkpoints import model_path
+from benchmarks.checkpoints import Tower, model_path
 from benchmarks.connection import Connection
 from benchmarks.load_generator import LoadPlan, run_load
 from benchmarks.load_generator.tally import percentile
@@ -24,7 +24,7 @@ _SIDE = 224
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    tower: str = "mid"
+    tower: Tower = "mid"
     clients: int = 32
     requests: int = 160
     """At saturation, on one rank; twice as many on two."""

@@ -10,7 +10,7 @@ from typing import Self
 
 import aiohttp
 
-from benchmarks.checkpoints import model_path
+from benchmarks.checkpoints import Tower, model_path
 from benchmarks.load_generator import LoadPlan, run_load
 from benchmarks.load_generator.requests import unlike
 from benchmarks.load_generator.tally import latency_ms, percentile
@@ -25,7 +25,7 @@ _TARGET = 1.2
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    tower: str = "tiny"
+    tower: Tower = "tiny"
     items: int = 3000
     """Fast ones, in each arm."""
     block: int = 250

@@ -7,10 +7,12 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from benchmarks.__main__ import main
+from benchmarks.checkpoints import Tower
 from benchmarks.circumstances import noise_of
 from benchmarks.connection import tensor_bytes
 from benchmarks.estimates import batch_aligned_rate, cpu_at_sizes, greedy_makespan, mean_batch
@@ -121,6 +123,65 @@ def test_options_are_flags_over_the_full_or_the_quick_ones() -> None:
     assert SCENARIO.options(parsed(), quick=True) == Own(items=1)
     given = parsed("--items", "3", "--towers", "c", "--seconds", "0.5")
     assert SCENARIO.options(given, quick=True) == Own(items=3, towers=("c",), seconds=0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(Options):
+    towers: tuple[Tower, ...] = ("tiny",)
+    percents: tuple[int, ...] = (0, 50)
+    count: int = 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--towers", "tiny", "nosuch"], "invalid choice: 'nosuch'"),
+        (["--count", "0"], "--count: 0 is not above 0"),
+        (["--count", "x"], "--count: invalid int value: 'x'"),
+        (["--percents", "-1"], "--percents: -1 is not at least 0"),
+    ],
+)
+def test_options_that_cannot_be_are_a_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    Scenario(name="named", about="", full=Named(), quick=Named(), run=lambda options: Report(checks=[])).add_flags(
+        parser
+    )
+    assert parser.parse_args(["--towers", "mid", "tiny", "--percents", "0"]).towers == ["mid", "tiny"]
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scenario", ["summary", "burst", "all"])
+def test_results_that_cannot_be_written_are_told_before_anything_is_measured(
+    scenario: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "results"
+    monkeypatch.setattr("sys.argv", ["benchmarks", scenario, "--results", str(folder)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"--results: {folder}: Not a directory" in capsys.readouterr().err
+
+
+def test_a_summary_makes_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks", "summary", "--results", str(tmp_path / "missing")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and not (tmp_path / "missing").exists()
+    assert "missing: No such file" in capsys.readouterr().err
+
+
+def test_every_tower_that_a_scenario_has_is_one() -> None:
+    for name, scenario in SCENARIOS.items():
+        parser = argparse.ArgumentParser()
+        scenario.add_flags(parser)
+        flags = [action for action in parser._actions if action.dest in ("tower", "towers")]
+        assert [action.choices for action in flags] == [get_args(Tower)], name
 
 
 def test_a_record_s_command_measures_the_same_again() -> None:

@@ -8,6 +8,7 @@ import io
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -157,7 +158,8 @@ def test_errors_count_by_code_and_chaos_apart() -> None:
     report = tally.report()
     assert report["errors"] == {"QUEUE_FULL": 2}
     assert report["chaos"] == {"cut off": {"MEDIA_CORRUPT": 1, "!INTERNAL": 1}}
-    assert (report["requests"], report["ok"], report["requests_per_s"]) == (5, 1, 0.5)
+    assert (report["requests"], report["answered"], report["ok"]) == (5, 5, 1)
+    assert (report["answered_per_s"], report["ok_per_s"], report["ok_items_per_s"]) == (2.5, 0.5, 0.5)
 
 
 def test_no_answers_are_no_percentiles() -> None:
@@ -196,6 +198,7 @@ def test_an_error_without_a_code_is_named_by_its_status() -> None:
         {"duration_s": float("nan")},
         {"duration_s": 0.0},
         {"timeout_s": 0.0},
+        {"give_up_s": 0.0},
         {"items_per_request": 0},
         {"window": 0},
     ],
@@ -273,6 +276,53 @@ def test_bad_inputs_get_the_answers_that_they_should() -> None:
 def test_a_server_that_is_not_there_is_an_error_by_name() -> None:
     tally = asyncio.run(run_load("http://127.0.0.1:9", LoadPlan(pools=[PICTURES], clients=1, num_requests=2)))
     assert tally.errors() == {"ClientConnectorError": 2}
+    assert tally.report()["answered"] == 0 and not tally.server_ended
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [{"clients": 2}, {"rate": 200.0}, {"clients": 2, "chaos": 1.0}],
+    ids=["closed", "open", "bad things only"],
+)
+def test_a_load_on_a_server_that_is_gone_ends_early(loop: dict[str, object]) -> None:
+    plan = LoadPlan(pools=[PICTURES], give_up_s=0.1, **loop)  # type: ignore[arg-type]
+    tally = asyncio.run(run_load("http://127.0.0.1:9", plan))
+    assert tally.server_ended and tally.wall_s < plan.duration_s
+    assert len(tally.samples) > 1 and not tally.good()
+
+
+def test_a_server_that_takes_its_time_is_there() -> None:
+    class Stuck(FakeService):
+        async def encode(self, request: EncodeRequest) -> Sequence[ItemOutcome]:
+            await asyncio.sleep(3600)
+            raise AssertionError
+
+    plan = LoadPlan(pools=[PICTURES], clients=1, num_requests=3, timeout_s=0.1, give_up_s=0.01)
+    with fake_server(Stuck()) as server:
+        tally = asyncio.run(run_load(server.url, plan))
+    assert tally.errors() == {"TimeoutError": 3} and not tally.server_ended
+
+
+@pytest.mark.parametrize("loop", [[], ["--rate", "5"]])
+def test_no_clients_at_all_is_a_sentence(
+    loop: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["load_generator", "http://127.0.0.1:9", "--clients", "0", *loop])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "clients at least 1" in capsys.readouterr().err
+
+
+def test_a_result_that_cannot_be_written_is_told_before_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "missing" / "out.json"
+    monkeypatch.setattr("sys.argv", ["load_generator", "http://127.0.0.1:9", "--json", str(path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"--json: {path}: No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("loop", [{"clients": 2}, {"rate": 500.0}], ids=["closed", "open"])
