@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--out", type=Path, help=_OUT_HELP)
     where.add_argument(
         "--to",
+        type=_place,
         metavar="files|tcp://HOST:PORT",
         help="files in the server's --embedding-dir, or a receiver's socket; a JSON line per item says where it is",
     )
@@ -174,6 +175,12 @@ def _output(args: argparse.Namespace, served: dict[str, Any]) -> Output:
     if out.suffix and not out.is_dir():
         raise OutputError(f"--out {out}: the suffix is not known; give .safetensors, .npy (embed) or a folder")
     return ShardFolder(out, job, args.items_per_file)
+
+
+def _place(text: str) -> str:
+    if text != "files" and not text.startswith("tcp://"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither `files` nor a receiver's tcp://HOST:PORT")
+    return text
 
 
 def _destination(to: str | None) -> Destination | None:

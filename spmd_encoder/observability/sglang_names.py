@@ -1,7 +1,8 @@
 """What is measured here under the names and labels of SGLang's encoder, for dashboards that know those.
 
 Made from our own numbers at each scrape, so that nothing is counted twice. What SGLang measures and this server does
-not has no line.
+not has no line. `modality` is a label of what is measured by request; stages, batches and caches are not measured by
+modality here, and have no such label.
 """
 
 from __future__ import annotations
@@ -30,12 +31,7 @@ def _same(*names: str) -> Relabel:
 
 
 def _stage(stage: str) -> Relabel:
-    # Pictures are all that is served.
-    return lambda ours: {"modality": "image"} if ours["stage"] == stage else None
-
-
-def _of_replica(ours: Labels) -> dict[str, str]:
-    return {"dp_rank": ours["dp_rank"], "modality": "image"}
+    return lambda ours: {} if ours["stage"] == stage else None
 
 
 _RENAMED: Mapping[str, tuple[tuple[str, Relabel], ...]] = MappingProxyType(
@@ -52,8 +48,8 @@ _RENAMED: Mapping[str, tuple[tuple[str, Relabel], ...]] = MappingProxyType(
             ("preprocess_seconds", _stage("preprocess")),
             ("model_forward_seconds", _stage("forward")),
         ),
-        "scheduler_cache_hits": (("cache_hit_files", _of_replica),),
-        "scheduler_cache_evictions": (("cache_evictions", _of_replica),),
+        "scheduler_cache_hits": (("cache_hit_files", _same("dp_rank")),),
+        "scheduler_cache_evictions": (("cache_evictions", _same("dp_rank")),),
         "cache_entries": (("cache_entries", _same("dp_rank")),),
     }
 )
@@ -103,7 +99,7 @@ def _computed(families: Mapping[str, Metric], model_name: str) -> Iterable[Metri
     def family(name: str, text: str, values: Mapping[str, float], *, total: bool = False) -> Metric:
         made = Metric(_THEIRS + name, text, "counter" if total else "gauge")
         for rank, value in sorted(values.items()):
-            labels = {"model_name": model_name, "dp_rank": rank, **({"modality": "image"} if total else {})}
+            labels = {"model_name": model_name, "dp_rank": rank}
             made.samples.append(Sample(made.name + ("_total" if total else ""), labels, value))
         return made
 
@@ -117,7 +113,7 @@ def _computed(families: Mapping[str, Metric], model_name: str) -> Iterable[Metri
 
 
 def _batch_sizes(batches: Metric | None, model_name: str) -> Metric:
-    labels = ["model_name", "dp_rank", "modality"]
+    labels = ["model_name", "dp_rank"]
     made = HistogramMetricFamily(_THEIRS + "mm_items_per_batch", "Items in a forward", labels=labels)
     counts: dict[str, dict[int, float]] = defaultdict(dict)
     for sample in batches.samples if batches is not None else ():
@@ -125,5 +121,5 @@ def _batch_sizes(batches: Metric | None, model_name: str) -> Metric:
     for rank, sizes in sorted(counts.items()):
         below = [(str(float(le)), sum(n for size, n in sizes.items() if size <= le)) for le in _BATCH_BUCKETS]
         buckets = [*below, ("+Inf", sum(sizes.values()))]
-        made.add_metric([model_name, rank, "image"], buckets, sum_value=sum(size * n for size, n in sizes.items()))
+        made.add_metric([model_name, rank], buckets, sum_value=sum(size * n for size, n in sizes.items()))
     return made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -223,12 +222,14 @@ def test_the_command_line_tells_where_each_is(
         assert receiver.receive(10).array.tolist() == [[3, 9]]
 
 
-def test_the_command_line_takes_one_of_both(server: FakeServer, photos: list[str]) -> None:
-    for more in ([], ["--to", "files", "--out", "o.safetensors"]):
+def test_the_command_line_takes_one_of_both(
+    server: FakeServer, photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more in ([], ["--to", "files", "--out", "o.safetensors"], ["--to", "foo"]):
         with pytest.raises(SystemExit) as caught:
             main(["encode", "a.png", "--url", server.url, *more])
         assert caught.value.code == 2
-    assert main(["encode", "a.png", "--url", server.url, "--to", os.curdir]) == 1
+    assert "'foo' is neither `files` nor a receiver's tcp://HOST:PORT" in capsys.readouterr().err
     assert not server.service.seen
 
 
