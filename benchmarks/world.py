@@ -44,7 +44,7 @@ class World:
         return sum(value for _, value in self._samples(name))
 
     def batches(self) -> collections.Counter[int]:
-        """Forwards so far by their number of items, of all replicas, probes of idle ones included."""
+        """Forwards so far by their number of items, of all replicas, without probes."""
         found: collections.Counter[int] = collections.Counter()
         for labels, value in self._samples("scheduler_batches_of_size_total"):
             found[int(labels["items"])] += round(value)

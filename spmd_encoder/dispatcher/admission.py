@@ -71,10 +71,10 @@ class Admission:
             retry_after_s = self._pace.wait_s(self._ledger.waiting_tokens + in_hand, time.monotonic())
         return EncoderError(error.code, error.message, param=error.param, retry_after_s=retry_after_s)
 
-    def coming(self, now: float) -> None:
+    def coming(self) -> None:
         """A request's items are about to enter the ledger."""
         if not self._ledger.num_items:
-            self._pace.begin(now)
+            self._pace.begin()
 
     def answered(self, tokens: int) -> None:
         self._pace.answered(tokens, time.monotonic())

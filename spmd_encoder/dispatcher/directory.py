@@ -1,7 +1,7 @@
 """Which replicas hold which results in their caches, as far as the dispatcher knows. Pure.
 
-A result is held where it was encoded, so equal items go there again, and no two replicas cache the same things unless
-one alone has no room for all who want it: what consistent hashing is for elsewhere, without its uneven load.
+A result is held where it was encoded, and equal items go there again, so that no two replicas cache the same things:
+what consistent hashing is for elsewhere, without its uneven load.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class DPDispatcher:
         for job, item in zip(new, request.items, strict=True):
             self._jobs.open(job.job_id, request, item, output, now)
         futures = [self._jobs.future(job.job_id) for job in new]
-        self._admission.coming(now)
+        self._admission.coming()
         try:
             self._apply(self._ledger.submit(new, now))
             return await asyncio.gather(*futures)
@@ -255,7 +255,8 @@ class DPDispatcher:
                 case Withdraw(replica, work_ids):
                     self._fleet.send(replica, Cancel(job_ids=work_ids))
                 case Fail(job_id, error, replica):
-                    self.metrics.item_failed(error.code)
+                    if not self._jobs.is_probe(job_id):
+                        self.metrics.item_failed(error.code)
                     self._jobs.resolve(job_id, ItemFailure(error=error, replica=replica))
                 case Deliver():
                     pass  # the caller of `completed` holds the frames and resolves the jobs
@@ -305,7 +306,8 @@ class DPDispatcher:
         self._admission.answered(self._ledger.answered_tokens - before)
         for job_id in (j for command in commands if isinstance(command, Deliver) for j in command.job_ids):
             times = self._jobs.resolve_completed(job_id, message, replica, data, now)
-            self.metrics.item_completed(times or message.times)
+            if not self._jobs.is_probe(job_id):
+                self.metrics.item_completed(times or message.times)
         self._apply(commands)
 
     def on_keeper(self, message: FromKeeper) -> None:
@@ -385,8 +387,7 @@ class DPDispatcher:
             if not future.cancelled():
                 outcome = future.result()
                 error = outcome.error if isinstance(outcome, ItemFailure) else None
-                if error is None or error.code is not ErrorCode.WORKER_DIED:
-                    self._effects(replica, self._fleet.probe_done(replica, epoch, error.message if error else None))
+                self._effects(replica, self._fleet.probe_done(replica, epoch, error))
 
         self._jobs.future(job.job_id).add_done_callback(done)
         self._apply(self._ledger.probe(job))

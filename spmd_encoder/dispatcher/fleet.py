@@ -14,12 +14,14 @@ from spmd_encoder.dispatcher.liveness import Liveness
 from spmd_encoder.dispatcher.replica import Effect, Replica, ReplicaState
 from spmd_encoder.dispatcher.routing import Load
 from spmd_encoder.distributed.layout import Layout
+from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.observability.logging import SparseLog
 from spmd_encoder.wire.codec import WireError
 from spmd_encoder.wire.messages import (
     PROTOCOL_VERSION,
     FromKeeper,
     FromScheduler,
+    Heartbeat,
     Hello,
     KeeperHello,
     NurseryStarted,
@@ -81,7 +83,8 @@ class Fleet:
         replica = self._by_peer.get(peer)
         if replica is None:
             return None
-        self._last_sign[replica] = time.monotonic()
+        if not isinstance(message, Heartbeat):
+            self._last_sign[replica] = time.monotonic()
         return replica, message, frames
 
     def _admits(self, peer: bytes, hello: Hello) -> bool:
@@ -114,10 +117,17 @@ class Fleet:
     def probed(self, replica: int) -> None:
         self._last_sign[replica] = time.monotonic()
 
-    def probe_done(self, replica: int, epoch: int, error: str | None) -> list[Effect]:
+    def probe_done(self, replica: int, epoch: int, error: EncoderError | None) -> list[Effect]:
+        if error is not None and self._is_settled(error.code, replica):
+            return []
         if (since := self._hello_at.pop(replica, None)) is not None:
             self._probe_s[replica] = round(time.monotonic() - since, 3)
-        return self._replicas[replica].probe_done(epoch, error)
+        return self._replicas[replica].probe_done(epoch, error.message if error else None)
+
+    def _is_settled(self, code: ErrorCode, replica: int) -> bool:
+        """Whether nothing more has to be done about a probe that failed with `code`: a dead worker's replica is formed
+        anew anyway, and where a decoder had no processor it was replaced."""
+        return code is ErrorCode.WORKER_DIED or (code is ErrorCode.OVERLOADED and self.is_ready(replica))
 
     def keeper_said(self, message: FromKeeper) -> Iterator[tuple[int, list[Effect]]]:
         replica = self._layout.coordinates(message.rank)[0] if not isinstance(message, NurseryStarted) else -1

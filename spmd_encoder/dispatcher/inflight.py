@@ -36,6 +36,10 @@ class Jobs:
     def future(self, job_id: int) -> asyncio.Future[ItemOutcome]:
         return self._entries[job_id].outcome
 
+    def is_probe(self, job_id: int) -> bool:
+        """Whether it is the server's own, and nobody's item."""
+        return (entry := self._entries.get(job_id)) is not None and entry.request.probe
+
     def is_resolved(self, job_id: int) -> bool:
         outcome = self._entries[job_id].outcome
         return outcome.done() and not outcome.cancelled()

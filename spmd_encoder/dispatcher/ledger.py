@@ -7,6 +7,8 @@ replica's hands at a time, and goes on while at least one of its jobs is wanted.
 When a replica is lost, the works that its worker had begun (`suspects`) are retried alone in their batch; those that
 merely waited there go back to their place in the queue as they were. `suspicion` says which digests are under one.
 
+What a replica holds in its cache costs no forward: such a work (a hit) waits for none, and passes all that does.
+
 A job without bytes (`held`) is a work of its own, which only a replica that holds its result may have.
 """
 
@@ -20,11 +22,9 @@ from spmd_encoder.dispatcher.commands import Command, Deliver, Fail, Key, NewJob
 from spmd_encoder.dispatcher.directory import Directory
 from spmd_encoder.dispatcher.routing import Load, Policy, least_tokens
 from spmd_encoder.dispatcher.suspicion import Suspicion
-from spmd_encoder.dispatcher.work import Hands, Work
+from spmd_encoder.dispatcher.work import HIT_TOKENS, Hands, Work
 from spmd_encoder.errors import EncoderError, ErrorCode, time_over
 
-HIT_TOKENS = 1
-"""What a work costs where its result is held already."""
 _NOT_RUN = frozenset(
     {
         *(ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DRAINING, ErrorCode.NOT_FOUND),
@@ -66,6 +66,8 @@ class Ledger:
         """By job, of all jobs that are not resolved."""
         self._joinable: dict[Key, Work] = {}
         self._waiting: OrderedDict[int, Work] = OrderedDict()
+        self._hits: dict[int, Work] = {}
+        """Works that wait for a replica that holds their results, for no room there."""
         self._held: dict[int, Work] = {}
         """Works without bytes, wherever they are."""
         self._turn = 0
@@ -87,7 +89,7 @@ class Ledger:
     @property
     def waiting_tokens(self) -> int:
         """Price of what no replica has in hand yet."""
-        return sum(work.cost_tokens for work in self._waiting.values())
+        return sum(work.cost_tokens for work in self._waiting.values()) + HIT_TOKENS * len(self._hits)
 
     def load(self, replica: int) -> Load:
         return self._hands[replica].load
@@ -120,7 +122,7 @@ class Ledger:
         """Send a probe to its replica, ready or not."""
         assert job.pinned is not None
         self._works[job.job_id] = work = Work.of(job)
-        self._take(job.pinned, work, work.cost_tokens)
+        self._take(job.pinned, work)
         return [_send(job.pinned, [work])]
 
     def replica_ready(self, replica: int) -> list[Command]:
@@ -156,7 +158,8 @@ class Ledger:
                 self.retried += len(work.jobs)
                 again.append(work)
         self._wait(again)
-        for work in [w for w in self._waiting.values() if self._suspicion.is_refused(w.digest, now)]:
+        waiting = [*self._waiting.values(), *self._hits.values()]
+        for work in [w for w in waiting if self._suspicion.is_refused(w.digest, now)]:
             commands += self._fail(work, self._gave_up(), None)
         return commands + self._assign()
 
@@ -224,7 +227,8 @@ class Ledger:
     def _enter(self, job: NewJob) -> None:
         work = None if job.held else self._joinable.get(job.key)
         if work is None:
-            work = self._waiting[job.job_id] = Work.of(job)
+            work = Work.of(job)
+            (self._hits if self._directory.holders(work.key) else self._waiting)[work.work_id] = work
             if job.held:
                 self._held[work.work_id] = work
             else:
@@ -241,27 +245,37 @@ class Ledger:
         self._waiting = OrderedDict(sorted([*self._waiting.items(), *((work.work_id, work) for work in works)]))
 
     def _assign(self) -> list[Command]:
-        if not self._waiting and not self._held:
+        if not (self._waiting or self._hits or self._held):
             return []
         commands: list[Command] = []
         for work in list(self._held.values()):
             if work.replica is None and not self._directory.holders(work.key):
                 commands += self._fail(work, _not_held(), None)
+        if dropped := [work for work in self._hits.values() if not self._directory.holders(work.key)]:
+            self._wait([self._hits.pop(work.work_id) for work in dropped])
         chosen: dict[int, list[Work]] = {}
         for work in list(self._waiting.values()):
-            holders = self._directory.holders(work.key)
-            costs = {r: HIT_TOKENS if r in holders else work.cost_tokens for r in self._hands}
-            free = [r for r, hands in self._hands.items() if self._has_room(hands, costs[r])]
+            if self._directory.holders(work.key):
+                self._hits[work.work_id] = self._waiting.pop(work.work_id)
+                continue
+            free = [r for r, hands in self._hands.items() if self._has_room(hands, work.cost_tokens)]
             if not free:
                 break  # first come, first served: nobody overtakes the oldest
             candidates = [replica for replica in free if self._may_go(work, replica)]
             if not candidates:
-                continue  # it waits for a copy of itself, or for its holder, which is nobody else's concern
-            at_home = [replica for replica in candidates if replica in holders]
-            replica = self._choose(at_home or candidates)
+                continue  # it waits for a copy of itself, which is nobody else's concern
+            replica = self._choose(candidates)
+            if self._is_sooner_elsewhere(work, replica):
+                break
             del self._waiting[work.work_id]
-            self._take(replica, work, costs[replica])
+            self._take(replica, work)
             chosen.setdefault(replica, []).append(work)
+        for work in list(self._hits.values()):
+            if candidates := [r for r in self._directory.holders(work.key) if self._may_hit(work, r)]:
+                del self._hits[work.work_id]
+                replica = self._choose(candidates)
+                self._take(replica, work, is_hit=True)
+                chosen.setdefault(replica, []).append(work)
         return commands + [_send(replica, works) for replica, works in chosen.items()]
 
     def _choose(self, candidates: list[int]) -> int:
@@ -269,9 +283,22 @@ class Ledger:
         return self._policy(candidates, {r: self.load(r) for r in candidates}, self._turn - 1)
 
     def _has_room(self, hands: Hands, cost_tokens: int) -> bool:
-        if not hands.ready or len(hands.works) >= self._window_items:
+        if not hands.ready or hands.encodes >= self._window_items:
             return False
-        return not hands.works or hands.tokens + cost_tokens <= self._window_tokens
+        return not hands.encodes or hands.encode_tokens + cost_tokens <= self._window_tokens
+
+    def _is_sooner_elsewhere(self, work: Work, replica: int) -> bool:
+        """Whether one that has no room, of many small works for example, will all the same be done with them and this
+        one before `replica` is done with what it has."""
+        before = self._hands[replica].tokens - work.cost_tokens
+        return any(
+            hands.ready and hands.tokens <= before and not self._has_room(hands, work.cost_tokens)
+            for other, hands in self._hands.items()
+            if other != replica and self._may_go(work, other)
+        )
+
+    def _may_hit(self, work: Work, replica: int) -> bool:
+        return self._hands[replica].ready and self._may_go(work, replica)
 
     def _may_go(self, work: Work, replica: int) -> bool:
         """Copies of a digest, for another output or withdrawn, stay on one replica, and of a suspect there is one: so a
@@ -281,10 +308,10 @@ class Ledger:
         holder = next((r for r, hands in self._hands.items() if hands.digests[work.digest]), None)
         return holder is None or (holder == replica and not self._suspicion.is_suspect(work.digest))
 
-    def _take(self, replica: int, work: Work, charged_tokens: int) -> None:
+    def _take(self, replica: int, work: Work, *, is_hit: bool = False) -> None:
         work.replica = replica
         work.alone = work.alone or (work.is_input and self._suspicion.is_suspect(work.digest))
-        self._hands[replica].take(work, charged_tokens)
+        self._hands[replica].take(work, is_hit=is_hit)
 
     def _blame(self, works: Iterable[Work], now: float) -> None:
         blamed: dict[str, bool] = {}
@@ -310,6 +337,7 @@ class Ledger:
         for job_id in jobs:
             self._resolve(job_id)
         self._waiting.pop(work.work_id, None)
+        self._hits.pop(work.work_id, None)
         self._held.pop(work.work_id, None)
         if self._joinable.get(work.key) is work:
             del self._joinable[work.key]
@@ -360,6 +388,7 @@ def _not_held() -> EncoderError:
 
 
 def _send(replica: int, works: Sequence[Work]) -> Send:
+    works = sorted(works, key=lambda work: work.work_id)
     return Send(
         replica,
         work_ids=tuple(work.work_id for work in works),

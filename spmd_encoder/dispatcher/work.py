@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from spmd_encoder.dispatcher.commands import Key, NewJob
 from spmd_encoder.dispatcher.routing import Load
 
+HIT_TOKENS = 1
+"""What a work costs where its result is held already."""
+
 
 @dataclass(eq=False)
 class Work:
@@ -22,6 +25,8 @@ class Work:
     replica: int | None = None
     alone: bool = False
     charged_tokens: int = 0
+    is_hit: bool = False
+    """Whether its replica, as far as is known, answers out of its cache."""
     deadline: float = 0.0
     """What the replica was told, which jobs that came later do not know."""
 
@@ -47,6 +52,7 @@ class Hands:
     ready: bool = False
     works: dict[int, Work] = field(default_factory=dict)
     tokens: int = 0
+    hits: int = 0
     digests: Counter[str] = field(default_factory=Counter)
     """Of all inputs."""
 
@@ -54,17 +60,28 @@ class Hands:
     def load(self) -> Load:
         return Load(self.tokens, len(self.works))
 
-    def take(self, work: Work, charged_tokens: int) -> None:
-        work.charged_tokens = charged_tokens
+    @property
+    def encodes(self) -> int:
+        return len(self.works) - self.hits
+
+    @property
+    def encode_tokens(self) -> int:
+        return self.tokens - HIT_TOKENS * self.hits
+
+    def take(self, work: Work, *, is_hit: bool = False) -> None:
+        work.is_hit = is_hit
+        work.charged_tokens = HIT_TOKENS if is_hit else work.cost_tokens
+        self.hits += is_hit
         work.deadline = max(job.deadline for job in work.jobs.values())
         self.works[work.work_id] = work
-        self.tokens += charged_tokens
+        self.tokens += work.charged_tokens
         self.digests[work.digest] += work.is_input
 
     def settle(self, work_id: int) -> Work | None:
         """Take the work off these hands; None where it is not in them (late, or a lie)."""
         if (work := self.works.pop(work_id, None)) is not None:
             self.tokens -= work.charged_tokens
+            self.hits -= work.is_hit
             self.digests[work.digest] -= work.is_input
             if not self.digests[work.digest]:
                 del self.digests[work.digest]
@@ -75,5 +92,5 @@ class Hands:
         works = sorted(self.works.values(), key=lambda work: work.work_id)
         self.works.clear()
         self.digests.clear()
-        self.tokens = 0
+        self.tokens = self.hits = 0
         return works

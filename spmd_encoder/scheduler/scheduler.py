@@ -214,13 +214,15 @@ class EncoderScheduler:
                 forward_s=result.forward_s,
             )
             self._complete(pending, outcome, times)
-        tokens = sum(item.cost for item in items)
-        self.stats.batch_done(items=len(batch), tokens=tokens, forward_s=result.forward_s)
+        asked = [item.cost for job, item in zip(jobs, items, strict=True) if not job.probe]
+        if asked:
+            self.stats.batch_done(items=len(asked), tokens=sum(asked), forward_s=result.forward_s)
         self.stats.tower.batch_ended(result.forward_s)
 
     def _complete(self, pending: PendingRequest, output: EngineOutput, times: StageTimes) -> None:
         self._forget(pending.job.job_id)
-        self.stats.item_done(times)
+        if not pending.job.probe:
+            self.stats.item_done(times)
         self._reply(_completed(pending.job, output, times), (output.data,))
         if not pending.job.probe:
             self._cache.put(_key(pending.job), output)
@@ -231,7 +233,8 @@ class EncoderScheduler:
 
     def _fail(self, pending: PendingRequest, error: EncoderError) -> None:
         self._drop(pending.job.job_id)
-        self.stats.item_failed()
+        if not pending.job.probe:
+            self.stats.item_failed()
         self._reply(_failed(pending.job, error), ())
 
     def _expire(self, pending: PendingRequest) -> None:

@@ -13,7 +13,8 @@ from spmd_encoder.worker.allocator import give_back_freed_memory
 
 T = TypeVar("T")
 _Call: TypeAlias = tuple[Callable[[], Any], asyncio.Future[Any]]
-_IDLE_S = 10.0
+_IDLE_S = 5.0
+"""Less than the time between two probes of an idle replica (`--probe-interval-s`)."""
 
 
 class ComputeThread:

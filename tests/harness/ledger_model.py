@@ -23,6 +23,7 @@ class Known:
     place: int | None = WAITING
     alone: bool = False
     charged: int = 0
+    is_hit: bool = False
     told: float = 0.0
 
     @property
@@ -96,8 +97,11 @@ class LedgerModel:
         there = self.holders(work.digest)
         return not there or (there == {replica} and work.digest not in self.suspect)
 
-    def cost(self, work: Known, replica: int) -> int:
-        return HIT_TOKENS if replica in self.directory.holders(work.first.key) else work.first.cost_tokens
+    def is_held(self, work: Known) -> bool:
+        return bool(self.directory.holders(work.first.key))
+
+    def encodes(self, replica: int) -> list[Known]:
+        return [work for work in self.at(replica).values() if not work.is_hit]
 
     def unheld(self) -> list[int]:
         """Jobs without bytes whose result nobody holds any more."""
@@ -105,9 +109,10 @@ class LedgerModel:
         return [job_id for w in works if not self.directory.holders(w.first.key) for job_id in w.jobs]
 
     def has_room(self, work: Known, replica: int) -> bool:
-        in_hand = len(self.at(replica))
-        fits = not in_hand or self.tokens(replica) + self.cost(work, replica) <= self.window_tokens
-        return replica in self.ready and in_hand < self.window and fits
+        """For an encode; a hit needs none."""
+        in_hand = self.encodes(replica)
+        tokens = sum(other.charged for other in in_hand) + work.first.cost_tokens
+        return replica in self.ready and len(in_hand) < self.window and (not in_hand or tokens <= self.window_tokens)
 
     def answered(self, work: Known) -> None:
         if not work.first.held:
@@ -167,15 +172,19 @@ class LedgerModel:
                 assert deadline == max(work.jobs.values())
                 assert self.may_go(work, send.replica), "two workers could die of it at once"
                 assert alone == (work.alone or (work.is_input and work.digest in self.suspect))
-                work.charged = self.cost(work, send.replica)
+                work.is_hit = self.is_held(work)
+                assert not work.is_hit or send.replica in self.directory.holders(work.first.key)
+                work.charged = HIT_TOKENS if work.is_hit else work.first.cost_tokens
                 work.place, work.alone, work.told = send.replica, alone, deadline
-            in_hand = len(self.at(send.replica))
-            assert in_hand <= self.window
-            assert in_hand == 1 or self.tokens(send.replica) <= self.window_tokens
-        sent = [work_id for send in sends for work_id in send.work_ids]
+            if all(self.works[work_id].is_hit for work_id in send.work_ids):
+                continue
+            in_hand = self.encodes(send.replica)
+            assert len(in_hand) <= self.window
+            assert len(in_hand) == 1 or sum(work.charged for work in in_hand) <= self.window_tokens
+        sent = [work_id for send in sends for work_id in send.work_ids if not self.works[work_id].is_hit]
         for work_id in self.waiting():
             work = self.works[work_id]
-            held_back = work.first.held or self.holders(work.digest)
+            held_back = self.is_held(work) or self.holders(work.digest)
             assert held_back or work_id > max(sent, default=0), "the oldest was overtaken"
 
     def new_job(

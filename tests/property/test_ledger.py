@@ -248,10 +248,18 @@ class LedgerMachine(LedgerModel, RuleBasedStateMachine):
             return
         for work_id in self.waiting():
             work = self.works[work_id]
+            may = [replica for replica in self.ready if self.may_go(work, replica)]
+            if holders := self.directory.holders(work.first.key):
+                assert not set(holders) & set(may), "what a cache holds waits for no room"
+                continue
             free = {replica for replica in self.replicas if self.has_room(work, replica)}
-            assert not any(self.may_go(work, replica) for replica in free), "it waits although there is room"
             if not free:
                 break  # the younger must not overtake it
+            if both := free & set(may):
+                least = min(self.tokens(replica) for replica in both)
+                sooner = [r for r in may if r not in free and self.tokens(r) + work.first.cost_tokens <= least]
+                assert sooner, "it waits although there is room"
+                break
 
     def teardown(self) -> None:
         """With healthy replicas everything left comes to its end."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spmd_encoder.errors import ErrorCode
 from spmd_encoder.wire.messages import Heartbeat, Reform, SchedulerStats, WorkerExited
-from tests.harness.dispatcher_world import done, refused, until, world
+from tests.harness.dispatcher_world import Scheduler, done, refused, until, world
 
 
 async def test_a_lost_replicas_jobs_go_to_the_other(tmp_path: Path) -> None:
@@ -97,9 +97,18 @@ async def test_a_failed_probe_forms_the_replica_anew(tmp_path: Path) -> None:
         await until(lambda: w.dispatcher.ready_state().ready)
 
 
+async def beating(*schedulers: Scheduler, pause_s: float = 0.02) -> None:
+    """As schedulers do, only more often."""
+    while True:
+        for scheduler in schedulers:
+            scheduler.socket.send(Heartbeat(stats=SchedulerStats()))
+        await asyncio.sleep(pause_s)
+
+
 async def test_an_idle_replica_is_probed_and_a_busy_one_is_not(tmp_path: Path) -> None:
-    async with world(tmp_path, dp=2, probe_interval_s=0.15) as w:
+    async with world(tmp_path, dp=2, probe_interval_s=0.15) as w, asyncio.TaskGroup() as tasks:
         idle, busy = await w.up()
+        beats = tasks.create_task(beating(idle, busy))
         busy.held = idle.held = True
         task = w.encode(b"aaaa", b"bbbb")
         await until(lambda: idle.open and busy.open)
@@ -110,6 +119,27 @@ async def test_an_idle_replica_is_probed_and_a_busy_one_is_not(tmp_path: Path) -
         await until(lambda: w.keepers[0].reforms())
         busy.release()
         assert await done(task) == [b"aaaa", b"bbbb"]
+        beats.cancel()
+
+
+async def test_probes_are_in_no_number_of_items(tmp_path: Path) -> None:
+    async with world(tmp_path, probe_interval_s=0.1) as w:
+        (scheduler,) = await w.up()
+        await until(lambda: sum(job.probe for job in scheduler.jobs) >= 3)
+        await done(w.encode(b"aaaa"))
+        assert w.metric('spmd_encoder_items_total{outcome="ok"}') == 1
+        assert w.metric('spmd_encoder_stage_seconds_count{stage="forward"}') == 1
+
+
+async def test_a_probe_whose_decoder_had_no_processor_costs_no_replica(tmp_path: Path) -> None:
+    """Such a decoder was replaced already, and the next probe tells."""
+    async with world(tmp_path, probe_interval_s=0.1) as w:
+        (scheduler,) = await w.up()
+        scheduler.probe_error = ErrorCode.OVERLOADED
+        before = sum(job.probe for job in scheduler.jobs)
+        await until(lambda: sum(job.probe for job in scheduler.jobs) >= before + 3)
+        assert w.keepers[0].reforms() == []
+        assert w.dispatcher.ready_state().ready
 
 
 async def test_a_world_that_does_not_come_up_ends(tmp_path: Path) -> None:

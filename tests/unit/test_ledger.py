@@ -21,6 +21,17 @@ def test_cost_decides_where_an_item_goes() -> None:
     }
 
 
+def test_a_large_item_does_not_go_where_more_is_to_be_done_because_small_ones_take_all_places() -> None:
+    book = ledger(2, items=4, tokens=1000)
+    assert placed(book.submit([job(1, cost=300)], 0.0)) == {0: (1,)}
+    book.submit([job(n, cost=10) for n in range(2, 6)], 0.0)
+    assert [book.load(r).outstanding_items for r in (0, 1)] == [1, 4]
+    assert book.submit([job(6, cost=200), job(7, cost=10)], 0.0) == [], "40 tokens and these are done before 300"
+    assert placed(book.completed(1, 2)) == {1: (6,)}
+    assert placed(book.completed(1, 3)) == {1: (7,)}
+    assert placed(book.submit([job(8, cost=200)], 0.0)) == {0: (8,)}, "230 and these are not"
+
+
 def test_what_does_not_fit_waits_and_goes_first() -> None:
     book = ledger(1, items=2)
     assert placed(book.submit([job(n) for n in range(4)], 0.0)) == {0: (0, 1)}

@@ -18,8 +18,8 @@ X = ("x", "tokens")
 
 
 def ledger(replicas: int = 2, *, known: int = 10, **limits: Any) -> Ledger:
-    fields: dict[str, Any] = {"max_items": 50, "window_items": 4, "window_tokens": 100} | limits
-    book = Ledger(range(replicas), directory=Directory(known), **fields)
+    fields: dict[str, Any] = {"max_items": 50, "window_items": 4, "window_tokens": 100, "directory": Directory(known)}
+    book = Ledger(range(replicas), **fields | limits)
     for replica in range(replicas):
         book.replica_ready(replica)
     return book
@@ -54,6 +54,13 @@ def with_x(replica: int = 0, **limits: Any) -> Ledger:
     return book
 
 
+def with_x_at_both(**limits: Any) -> Ledger:
+    directory = Directory(10)
+    for replica in (0, 1):
+        directory.learn(X, replica, KEPT)
+    return ledger(directory=directory, **limits)
+
+
 def test_what_is_held_is_known_with_its_holders() -> None:
     book = with_x(1)
     assert book.lookup(("x", "pooled")) is None
@@ -74,10 +81,7 @@ def test_a_result_that_was_not_kept_is_not_held() -> None:
 
 
 def test_several_replicas_may_hold_it() -> None:
-    book = with_x(0, window_items=1)
-    book.submit([job(1, "a")], 0.0)
-    assert placed(book.submit([job(2, "x")], 0.0)) == {1: (2,)}, "where it is held there is no room"
-    book.completed(1, 2, KEPT)
+    book = with_x_at_both()
     known = book.lookup(X)
     assert known is not None and known.replicas == (0, 1)
     book.replica_lost(1, (), 0.0)
@@ -119,18 +123,14 @@ def test_dropped_between_lookup_and_use() -> None:
 
 
 def test_another_holder_is_asked_then() -> None:
-    book = with_x(0, window_items=1)
-    book.submit([job(1, "a")], 0.0)
-    book.submit([job(2, "x")], 0.0)
-    book.completed(1, 2, KEPT)
-    assert placed(book.submit([held(3)], 0.0)) == {1: (3,)}
-    assert book.failed(1, 3, EncoderError(ErrorCode.NOT_FOUND, "gone")) == [], "0 has no room yet"
-    assert placed(book.completed(0, 1)) == {0: (3,)}
+    book = with_x_at_both(window_items=1)
+    (where,) = placed(book.submit([held(1)], 0.0))
+    assert placed(book.failed(where, 1, EncoderError(ErrorCode.NOT_FOUND, "gone"))) == {1 - where: (1,)}
 
 
 def test_it_waits_for_its_holder_and_others_pass_it() -> None:
     book = with_x(0, window_items=1)
-    book.submit([job(1, "a")], 0.0)
+    book.replica_away(0)
     assert book.submit([held(2)], 0.0) == []
     assert placed(book.submit([job(3, "b")], 0.0)) == {1: (3,)}
     assert failures(book.evicted(0, [X])) == {2: ErrorCode.NOT_FOUND}, "it would wait in vain"
@@ -160,12 +160,12 @@ def test_it_convicts_nobody_and_acquits_nobody() -> None:
 
 
 def test_it_can_be_cancelled_and_its_time_can_be_over() -> None:
-    book = with_x(0, window_items=1)
-    book.submit([job(1, "a")], 0.0)
+    book = with_x(0)
+    book.replica_away(0)
     book.submit([held(2, deadline=5.0), held(3)], 0.0)
     assert failures(book.tick(5.0)) == {2: ErrorCode.DEADLINE_EXCEEDED}
     assert book.cancel([3]) == []
-    book.completed(0, 1)
+    book.replica_ready(0)
     book.submit([held(4)], 0.0)
     assert book.cancel([4]) == [Withdraw(0, (4,))]
     assert book.completed(0, 4, KEPT) == []
@@ -176,10 +176,10 @@ def test_no_bytes_no_join() -> None:
     """A caller with the bytes must not depend on one without, nor the other way round."""
     book = with_x(0, window_items=1)
     book.submit([job(1, "a"), job(2, "b")], 0.0)
-    book.submit([job(3, "x"), held(4), job(5, "x")], 0.0)
+    assert placed(book.submit([job(3, "x"), held(4), job(5, "x")], 0.0)) == {0: (3, 4)}
     assert book.joined == 1
-    assert placed(book.completed(0, 1)) == {0: (3,)}
-    assert placed(book.completed(0, 3, KEPT)) == {0: (4,)}
+    assert book.completed(0, 4, KEPT) == [Deliver((4,), 0)]
+    assert book.completed(0, 3, KEPT) == [Deliver((3, 5), 0)]
 
 
 @pytest.mark.parametrize("known", [0, 1])

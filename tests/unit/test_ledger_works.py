@@ -75,13 +75,26 @@ def test_an_item_goes_where_its_result_is_held_and_costs_next_to_nothing_there()
     assert book.load(0).outstanding_tokens == 60
 
 
-def test_where_it_is_held_may_have_no_room() -> None:
-    book = ledger(2, items=1, known=10)
+def test_what_is_held_waits_for_no_room_and_takes_none() -> None:
+    book = ledger(1, items=1, known=10)
     book.submit([job(1, "x")], 0.0)
     book.completed(0, 1, KEPT)
-    book.submit([job(2), job(3)], 0.0)
-    assert book.submit([job(4, "x")], 0.0) == []
-    assert placed(book.completed(1, 3, KEPT) or book.completed(1, 2, KEPT)) == {1: (4,)}
+    assert placed(book.submit([job(2), job(3)], 0.0)) == {0: (2,)}
+    assert placed(book.submit([job(4, "x"), job(5)], 0.0)) == {0: (4,)}
+    assert placed(book.submit([job(6, "x", output="pooled")], 0.0)) == {}, "that is not held"
+    assert book.completed(0, 4, KEPT) == [Deliver((4,), 0)], "room that it did not take is not given to another"
+    assert placed(book.completed(0, 2)) == {0: (3,)}
+
+
+def test_what_is_held_waits_for_its_holder_to_come_back_or_to_be_lost() -> None:
+    book = ledger(2, known=10)
+    book.submit([job(1, "x")], 0.0)
+    book.completed(0, 1, KEPT)
+    book.replica_away(0)
+    assert book.submit([job(2, "x")], 0.0) == []
+    assert placed(book.submit([job(3)], 0.0)) == {1: (3,)}, "which is nobody else's concern"
+    assert book.waiting_tokens == 1
+    assert placed(book.replica_lost(0, (), 0.0)) == {1: (2,)}, "as any other"
 
 
 def test_what_a_replica_has_dropped_is_not_held() -> None:
