@@ -57,6 +57,24 @@ def test_a_stopped_dispatcher_blames_nobody_when_it_goes_on(qwen_tiny: Path) -> 
         assert [world.epoch(0), world.epoch(1)] == [0, 0]
 
 
+def decoders(world: World) -> list[int]:
+    return [process["pid"] for process in world.info()["processes"] if process["role"] == "preparer"]
+
+
+def test_a_decoder_that_stops_while_nobody_asks_is_found_by_a_probe(qwen_tiny: Path) -> None:
+    """So that the first caller after a quiet hour does not find it."""
+    flags = ("--probe-interval-s", "1", "--preprocess-timeout-s", "2")
+    with World("--model-path", str(qwen_tiny), *flags) as world:
+        world.start().wait_ready()
+        old = world.pid("preparer")
+        os.kill(old, signal.SIGSTOP)
+        world.wait_for("a new one", lambda: [p for p in decoders(world) if p != old] == decoders(world) != [])
+        assert len(world.encode([PICTURE])) == 1
+        assert world.epoch(0) == 0, "the replica is sound"
+        counted = 'spmd_encoder_items_total{outcome="ok"} 1.0'
+        assert counted in world.http.get("/metrics").text, "probes are nobody's items"
+
+
 def test_a_world_of_one_survives_its_store(qwen_tiny: Path) -> None:
     """Where no torchrun agent hosts it; a replica is formed anew through the new one."""
     with World("--model-path", str(qwen_tiny), torchrun=False) as world:

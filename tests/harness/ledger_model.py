@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from spmd_encoder.dispatcher.commands import Command, Deliver, Fail, NewJob, Send, Withdraw
 from spmd_encoder.dispatcher.directory import Directory
-from spmd_encoder.dispatcher.ledger import HIT_TOKENS, Ledger
+from spmd_encoder.dispatcher.ledger import Ledger
+from spmd_encoder.dispatcher.work import HIT_TOKENS
 from spmd_encoder.errors import ErrorCode
 
 QUARANTINE_S = 20.0
