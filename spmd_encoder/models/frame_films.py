@@ -13,18 +13,11 @@ from torch import Tensor
 
 from spmd_encoder.api.cost import VideoCost
 from spmd_encoder.api.types import Detail, ItemOptions, Modality
-from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.media.base import Film, FilmInfo
 from spmd_encoder.models.base import Features
+from spmd_encoder.models.film_settings import FilmSettings, NoFilms, SettingError
 from spmd_encoder.models.picture import MAX_ASPECT_RATIO
-from spmd_encoder.models.video import (
-    frames_refused,
-    frames_tensor,
-    normalised,
-    read_video_settings,
-    resized,
-    sampled_fps,
-)
+from spmd_encoder.models.video import MOST_FRAMES, FramePixels, centre, frames_refused, frames_tensor, sampled_fps
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -32,6 +25,8 @@ _SKIPPED = 1
 """Seconds at both ends of long films that SmolVLM's processor leaves out."""
 _LONGEST = 4096
 """Pixels of the longer side of what it scales a frame to, at most."""
+_MOST_AT_RATE = 768
+"""Frames of a film where the checkpoint names a rate and no number: the server's default."""
 COMMON: Mapping[str, Any] = MappingProxyType({"resample": 3, "image_mean": CLIP_MEAN, "image_std": CLIP_STD})
 
 
@@ -46,20 +41,47 @@ class FrameFilms:
     """Frames of a film, unless the checkpoint says otherwise: what the family was trained or shown with."""
     closing_rows: ClassVar[int] = 0
     """Rows behind those of all frames."""
+    crops: ClassVar[bool] = True
+    """Whether the video processor crops frames where it is told so."""
 
-    def __init__(self, settings: Mapping[str, Any], side: int, patch: int, rows: int) -> None:
-        """`rows` per frame, of a tower that takes pictures of `side` pixels in patches of `patch`."""
-        self._settings = settings
+    refusal = None
+
+    def __init__(self, settings: FilmSettings, side: int, patch: int, rows: int) -> None:
+        """`rows` per frame, of a tower that takes `side` pixels per side in patches of `patch`. Raises SettingError."""
         self._rows = rows
         self._grid = (side // patch, side // patch)
-        self._num_frames = settings.get("num_frames")
-        self._fps = None if self._num_frames else settings.get("fps")
-        self._most = int(self._num_frames or self.most)
-        self._side = side
+        self._pixels = FramePixels(settings)
+        self.read_sampling(settings)
+        self._crop = settings.crop_size() if self.crops else None
+        self._size = self.read_size(settings)
+        if (made := self.frame_size()) != (side, side):
+            raise SettingError(f"they bring frames to {_shown(made)}, but config.json asks for {side} pixels per side")
 
     @classmethod
-    def load(cls, folder: Path, side: int, patch: int, rows: int) -> Self:
-        return cls(read_video_settings(folder, cls.defaults), side, patch, rows)
+    def load(cls, folder: Path, side: int, patch: int, rows: int) -> Self | NoFilms:
+        settings = FilmSettings.read(folder, cls.defaults)
+        try:
+            return cls(settings, side, patch, rows)
+        except SettingError as error:
+            return settings.refusal(error)
+
+    def read_sampling(self, settings: FilmSettings) -> None:
+        """A number goes before a rate: transformers refuses both together."""
+        self._fps: float | None = None
+        self._most = self.most
+        if settings.get("num_frames") is not None:
+            self._most = settings.whole("num_frames")
+        elif settings.get("fps") is not None:
+            self._fps, self._most = settings.rate(), _MOST_AT_RATE
+
+    def read_size(self, settings: FilmSettings) -> dict[str, int]:
+        """What frames are resized to; none where they are not resized."""
+        if not self._pixels.is_resized:
+            return {}
+        size = settings.size("size")
+        if set(size) not in ({"height", "width"}, {"shortest_edge"}):
+            raise SettingError(f"size is {size}, and has neither height and width nor shortest_edge alone")
+        return size
 
     def choose(self, info: FilmInfo, options: ItemOptions) -> list[int]:
         """A film with fewer frames than are wanted, which transformers refuses, is taken as a whole."""
@@ -75,55 +97,33 @@ class FrameFilms:
         indices: list[int] = (np.arange(count, dtype=int) * total // count).tolist()
         return indices
 
-    def frame_size(self) -> tuple[int, int]:
-        """(height, width) of what the tower gets."""
-        if self._settings.get("do_center_crop"):
-            crop = self._settings["crop_size"]
-            return (crop, crop) if isinstance(crop, int) else (int(crop["height"]), int(crop["width"]))
-        size = self._settings["size"]
-        if isinstance(size, int) or "height" not in size:
-            return (0, 0)
-        return int(size["height"]), int(size["width"])
+    def frame_size(self) -> tuple[int, int] | None:
+        """(height, width) of what the tower gets; None where frames have different ones."""
+        if self._crop is not None:
+            return self._crop
+        return (self._size["height"], self._size["width"]) if "height" in self._size else None
 
     def sized(self, frame: Tensor) -> Tensor:
         """One frame, uint8 `[1, 3, height, width]`, as the tower takes it."""
-        size, (high, wide) = self._settings["size"], self.frame_size()
-        shortest = size if isinstance(size, int) else size.get("shortest_edge")
-        if not shortest:
-            return resized(frame, int(size["height"]), int(size["width"]), self._resample)
-        height, width = frame.shape[-2:]
-        short, long = min(height, width), max(height, width)
-        long = int(shortest * long / short)  # as `get_resize_output_image_size` of `image_transforms.py`
-        tall, broad = (shortest, long) if width >= height else (long, shortest)
-        frame = resized(frame, tall, broad, self._resample)
-        top, left = (frame.shape[-2] - high) // 2, (frame.shape[-1] - wide) // 2
-        return frame[..., top : top + high, left : left + wide]
+        if self._size:
+            frame = self._pixels.resized(frame, *self._between(*frame.shape[-2:]))
+        return frame if self._crop is None else centre(frame, *self._crop)
 
-    @property
-    def misfit(self) -> str | None:
-        """Where the checkpoint's settings bring frames to a size that its tower does not take: both sizes, in words.
-        Its pictures are served all the same."""
-        if (made := self.frame_size()) == (self._side, self._side):
-            return None
-        return (
-            f"this checkpoint's video processor makes frames of (height, width) {made}, "
-            f"but its config.json asks for {self._side} pixels per side"
-        )
-
-    @property
-    def _resample(self) -> int:
-        return int(self._settings["resample"])
+    def _between(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) to which a frame is resized, before it is cropped."""
+        if "height" in self._size:
+            return self._size["height"], self._size["width"]
+        shortest = self._size["shortest_edge"]
+        longest = int(shortest * max(height, width) / min(height, width))  # as `get_resize_output_image_size`
+        return (shortest, longest) if width >= height else (longest, shortest)
 
     def features(self, film: Film) -> Features:
-        """Raises EncoderError: MEDIA_CORRUPT for frames that are far longer than wide, or the reverse, and
-        MEDIA_UNSUPPORTED where there is a `misfit`."""
-        if self.misfit is not None:
-            raise EncoderError(ErrorCode.MEDIA_UNSUPPORTED, self.misfit)
+        """Raises EncoderError MEDIA_CORRUPT for frames that are far longer than wide, or the reverse."""
         frames = frames_tensor(film)
         count, _, height, width = frames.shape
         if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
             raise frames_refused(width, height, MAX_ASPECT_RATIO)
-        pixels = normalised(torch.cat([self.sized(frame[None]) for frame in frames]), self._settings)
+        pixels = self._pixels.normalised(torch.cat([self.sized(frame[None]) for frame in frames]))
         return Features(
             tensors={"pixel_values": pixels},
             num_tokens=count * self._rows + self.closing_rows,
@@ -154,7 +154,7 @@ class FrameFilms:
 class OnevisionFilms(FrameFilms):
     """`LlavaOnevisionVideoProcessor`."""
 
-    defaults = MappingProxyType({**COMMON, "size": {"height": 384, "width": 384}})
+    defaults = MappingProxyType({**COMMON, "size": {"height": 384, "width": 384}, "default_to_square": False})
     most = 32
     closing_rows = 1
 
@@ -168,6 +168,7 @@ class NextVideoFilms(FrameFilms):
             "size": {"shortest_edge": 224},
             "crop_size": {"height": 224, "width": 224},
             "do_center_crop": True,
+            "default_to_square": False,
         }
     )
     most = 32
@@ -179,10 +180,17 @@ class InternFilms(FrameFilms):
     defaults = MappingProxyType({**COMMON, "size": {"height": 384, "width": 384}, "initial_shift": True})
     most = 8
 
+    def read_sampling(self, settings: FilmSettings) -> None:
+        super().read_sampling(settings)
+        self._shift = settings.get("initial_shift")
+        if not isinstance(self._shift, int | float) or not 0 <= self._shift <= MOST_FRAMES:
+            raise SettingError(f"initial_shift is {self._shift}, and neither true nor the number of a frame")
+
     def spread(self, total: int, count: int) -> list[int]:
-        """From the middle of the first of `count` equal parts, or from `initial_shift` on."""
-        shift = self._settings["initial_shift"]
-        first = total / count / 2 if shift is True else shift
+        """From the middle of the first of `count` equal parts, or from `initial_shift` on, where the film is longer."""
+        first = total / count / 2 if self._shift is True else self._shift
+        if first >= total:  # refused by transformers
+            first = 0
         indices: list[int] = torch.arange(first, total, total / count).int().tolist()
         return indices[:count]
 
@@ -201,12 +209,37 @@ class SmolFilms(FrameFilms):
     )
     most = 64
 
-    def __init__(self, settings: Mapping[str, Any], side: int, patch: int, rows: int) -> None:
-        sampling = settings.get("video_sampling", {})
-        size = settings.get("size") or sampling.get("video_size") or {"longest_edge": 4 * 364}
-        said = {"num_frames": None, "fps": sampling.get("fps", settings["fps"]), "size": size}
-        super().__init__({**settings, **said}, side, patch, rows)
-        self._most = int(sampling.get("max_frames") or settings.get("num_frames") or self.most)
+    crops = False
+
+    def __init__(self, settings: FilmSettings, side: int, patch: int, rows: int) -> None:
+        settings.crop_size()  # has no effect, but transformers refuses all films where it is missing
+        super().__init__(self._known(settings), side, patch, rows)
+
+    def _known(self, settings: FilmSettings) -> FilmSettings:
+        """`video_sampling` goes before all but `size`."""
+        size = settings.get("size")
+        if "video_sampling" not in settings.values:
+            return settings.but(size=size or {"longest_edge": 4 * 364})
+        said = settings.get("video_sampling")
+        if not isinstance(said, dict) or not {"fps", "max_frames", "video_size"} <= said.keys():
+            raise SettingError(f"video_sampling is {said}, without fps, max_frames and video_size")
+        return settings.but(fps=said["fps"], num_frames=said["max_frames"], size=size or said["video_size"])
+
+    def read_sampling(self, settings: FilmSettings) -> None:
+        self._fps = 1.0 if settings.get("fps") is None else settings.rate()
+        self._most = self.most if settings.get("num_frames") is None else settings.whole("num_frames")
+
+    def read_size(self, settings: FilmSettings) -> dict[str, int]:
+        if not self._pixels.is_resized:
+            raise SettingError("do_resize is off, and the tower takes frames of one size")
+        largest = settings.get("max_image_size")
+        if not isinstance(largest, dict):
+            raise SettingError(f"max_image_size is {largest}, and has no longest_edge")
+        self._tile = FilmSettings(largest).whole("longest_edge")
+        size = settings.size("size")
+        if "longest_edge" not in size and set(size) != {"height", "width"}:
+            raise SettingError(f"size is {size}, and has neither longest_edge nor height and width")
+        return size
 
     def choose(self, info: FilmInfo, options: ItemOptions) -> list[int]:
         fps, most = options.fps or self._fps or 1.0, min(options.max_frames or self._most, self._most)
@@ -221,17 +254,22 @@ class SmolFilms(FrameFilms):
         return indices
 
     def frame_size(self) -> tuple[int, int]:
-        side = int(self._settings["max_image_size"]["longest_edge"])
-        return side, side
+        return self._tile, self._tile
 
     def sized(self, frame: Tensor) -> Tensor:
-        longest = min(_LONGEST, int(self._settings["size"]["longest_edge"]))
-        height, width = frame.shape[-2:]
+        return self._pixels.resized(super().sized(frame), *self.frame_size())
+
+    def _between(self, height: int, width: int) -> tuple[int, int]:
+        if "longest_edge" not in self._size:
+            return self._size["height"], self._size["width"]
+        longest = min(_LONGEST, self._size["longest_edge"])
         ratio = width / height
         if width >= height:
             high = int(longest / ratio)
-            between = max(1, high + high % 2), longest
-        else:
-            wide = int(longest * ratio)
-            between = longest, max(1, wide + wide % 2)
-        return resized(resized(frame, *between, self._resample), *self.frame_size(), self._resample)
+            return max(1, high + high % 2), longest
+        wide = int(longest * ratio)
+        return longest, max(1, wide + wide % 2)
+
+
+def _shown(size: tuple[int, int] | None) -> str:
+    return "different sizes" if size is None else f"(height, width) {size}"

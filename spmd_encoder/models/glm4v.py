@@ -23,7 +23,7 @@ from spmd_encoder.api.cost import CostTable
 from spmd_encoder.models.feed_forward import feed_forward
 from spmd_encoder.models.glm_video import Glm4vFilms, Glm46VFilms
 from spmd_encoder.models.qwen_video import QwenFilms
-from spmd_encoder.models.qwen_vl import ATTENTION, TOWER, QwenPreprocessor, QwenVLAdapter, tiny_whole
+from spmd_encoder.models.qwen_vl import ATTENTION, TOWER, QwenPreprocessor, QwenVLAdapter, patches_of, tiny_whole
 from spmd_encoder.models.sharding import Split, TowerPlan
 from spmd_encoder.models.tiny import write_random
 from spmd_encoder.models.weights import from_folder
@@ -51,7 +51,8 @@ class Glm4vAdapter(QwenVLAdapter):
 
     @classmethod
     def load_preprocessor(cls, folder: Path) -> GlmPreprocessor:
-        return GlmPreprocessor(from_folder(cls.processor_class, folder), cls.films.load(folder))
+        pictures = from_folder(cls.processor_class, folder)
+        return GlmPreprocessor(pictures, cls.films.load(folder, patches_of(pictures)))
 
     def ask(self, pixels: Tensor, grids: Tensor) -> Any:
         # The method for films: it makes each layer a picture of its own, which the tower's positions need.

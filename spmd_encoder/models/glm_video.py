@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from spmd_encoder.api.cost import VideoCost
 from spmd_encoder.api.types import Detail, ItemOptions
 from spmd_encoder.media.base import Film, FilmInfo
+from spmd_encoder.models.film_settings import FilmSettings, SettingError
 from spmd_encoder.models.frame_films import CLIP_MEAN, CLIP_STD
 from spmd_encoder.models.qwen_video import Qwen3Films
-from spmd_encoder.models.video import sampled_fps
+from spmd_encoder.models.video import Sampling, sampled_fps
 
-_COMMON: Mapping[str, Any] = MappingProxyType(
+_COMMON = MappingProxyType[str, Any](
     {
         "resample": 3,
         "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30000},
@@ -28,8 +28,6 @@ _COMMON: Mapping[str, Any] = MappingProxyType(
         "merge_size": 2,
         "fps": 2.0,
         "max_duration": 300,
-        "min_frames": 1,
-        "cap_pixels_per_frame": False,
     }
 )
 
@@ -37,10 +35,18 @@ _COMMON: Mapping[str, Any] = MappingProxyType(
 class GlmFilms(Qwen3Films):
     """What both video processors share. The last of an odd number of chosen frames is taken twice."""
 
+    max_frames: ClassVar[int]
+    """Of a film, whatever the checkpoint says."""
+
+    @classmethod
+    def known(cls, settings: FilmSettings) -> FilmSettings:
+        """Without those of Qwen's that these processors do not read."""
+        return settings.but(num_frames=None, min_frames=1, max_frames=cls.max_frames, cap_pixels_per_frame=False)
+
     def choose(self, info: FilmInfo, options: ItemOptions) -> list[int]:
         most = min(self.sampling.max_frames, options.max_frames or self.sampling.max_frames)
         most = max(1, most - most % 2)
-        fps = info.fps or self.sampling.fps
+        fps = info.fps or self.sampling.usual_fps
         seconds = info.seconds or round((info.num_frames - 1) / fps) + 1
         last = info.num_frames - 1
         found = self.by_seconds(info.num_frames, fps, seconds, options.fps, most)
@@ -55,9 +61,9 @@ class GlmFilms(Qwen3Films):
 
     def details(self, film: Film) -> dict[str, Detail]:
         """`timestamps` has the second of the first frame of each layer, as the prompt has it."""
-        fps = film.info.fps or self.sampling.fps
+        fps = film.info.fps or self.sampling.usual_fps
         return {
-            "sampled_fps": sampled_fps(film, self.sampling.fps),
+            "sampled_fps": sampled_fps(film, self.sampling.usual_fps),
             "timestamps": [index / fps for index in film.indices[:: self.step]],
         }
 
@@ -65,14 +71,17 @@ class GlmFilms(Qwen3Films):
 class Glm4vFilms(GlmFilms):
     """`Glm4vVideoProcessor`: `fps` frames of each second, of longer films than `max_duration` spread out."""
 
-    defaults = MappingProxyType({**_COMMON, "max_frames": 600})
+    defaults = _COMMON
+    max_frames = 600
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self.max_seconds = float(settings["max_duration"])
-        super().__init__({**settings, "max_frames": int(self.max_seconds * float(settings["fps"]))})
+    def sampling_of(self, settings: FilmSettings) -> Sampling:
+        self.max_seconds = settings.number("max_duration")
+        if not (most := int(self.max_seconds * settings.rate())):
+            raise SettingError("max_duration and fps leave no frame")
+        return super().sampling_of(settings.but(max_frames=most))
 
     def by_seconds(self, total: int, fps: float, seconds: float, wanted: float | None, most: int) -> list[int]:
-        wanted = wanted or self.sampling.fps
+        wanted = wanted or self.sampling.usual_fps
         count = max(int(min(seconds, self.max_seconds) * wanted), 1)
         if seconds <= self.max_seconds and count <= most:
             return [math.ceil(index * fps / wanted) for index in range(count)]
@@ -83,9 +92,7 @@ class Glm4vFilms(GlmFilms):
 
     def cost(self) -> VideoCost:
         return VideoCost(
-            fps=self.sampling.fps,
-            min_frames=1,
-            max_frames=self.sampling.max_frames,
+            **self.sampling.cost(),
             frames_per_step=self.step,
             min_pixels_in_all=self.min_pixels,
             max_pixels_in_all=self.max_pixels,
@@ -96,9 +103,14 @@ class Glm4vFilms(GlmFilms):
 class Glm46VFilms(GlmFilms):
     """`Glm46VVideoProcessor`: the longer a film is, the fewer layers of each second are taken."""
 
-    defaults = MappingProxyType({**_COMMON, "max_frames": 640})
+    defaults = _COMMON
+    max_frames = 640
     rates = ((30.0, 3.0), (300.0, 1.0), (2400.0, 0.5))
     """(seconds up to which it holds, layers per second); longer films are taken as if they had the last."""
+
+    @classmethod
+    def known(cls, settings: FilmSettings) -> FilmSettings:
+        return super().known(settings).but(fps=2.0)  # its processor has rates of its own
 
     def by_seconds(self, total: int, fps: float, seconds: float, wanted: float | None, most: int) -> list[int]:
         counted = min(seconds, self.rates[-1][0])

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -18,10 +18,11 @@ from spmd_encoder.api.types import Detail, Modality
 from spmd_encoder.media.base import Film, Sound
 from spmd_encoder.models.audio import check_mels
 from spmd_encoder.models.base import Features, TowerOutput
-from spmd_encoder.models.qwen_video import Qwen2Films, QwenFilms
-from spmd_encoder.models.qwen_vl import TOWER, QwenPreprocessor, QwenVLAdapter
+from spmd_encoder.models.film_settings import FilmMaker, FilmSettings
+from spmd_encoder.models.qwen_video import Qwen2Films
+from spmd_encoder.models.qwen_vl import TOWER, QwenPreprocessor, QwenVLAdapter, patches_of
 from spmd_encoder.models.sharding import TowerPlan
-from spmd_encoder.models.video import read_video_settings, sampled_fps
+from spmd_encoder.models.video import sampled_fps
 from spmd_encoder.models.weights import from_folder
 
 AUDIO_TOWER = "model.audio_tower"
@@ -38,13 +39,11 @@ class OmniFilms(Qwen2Films):
     processor's own file says."""
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
-        size = {"shortest_edge": cls.longest_edge // 6, "longest_edge": cls.longest_edge}
-        settings = read_video_settings(folder, cls.defaults)
-        return cls({**settings, "size": size, "min_pixels": None, "max_pixels": None})
+    def known(cls, settings: FilmSettings) -> FilmSettings:
+        return settings.but(size={"shortest_edge": cls.longest_edge // 6, "longest_edge": cls.longest_edge})
 
     def details(self, film: Film) -> dict[str, Detail]:
-        fps = sampled_fps(film, self.sampling.fps)
+        fps = sampled_fps(film, self.sampling.usual_fps)
         return {"sampled_fps": fps, "video_second_per_grid": self.step / fps}
 
 
@@ -68,7 +67,7 @@ class OmniSounds(ABC):
 class OmniPreprocessor(QwenPreprocessor):
     """Pictures and films as in Qwen-VL, and sounds."""
 
-    def __init__(self, processor: Any, films: QwenFilms, sounds: OmniSounds) -> None:
+    def __init__(self, processor: Any, films: FilmMaker, sounds: OmniSounds) -> None:
         super().__init__(processor, films)
         self.sounds = sounds
         self.sampling_rate = sounds.sampling_rate
@@ -93,7 +92,8 @@ class OmniAdapter(QwenVLAdapter):
         pictures = from_folder(Qwen2VLImageProcessorPil, folder)
         extractor: Any = from_folder(WhisperFeatureExtractor, folder)
         check_mels(config.audio_config.num_mel_bins, extractor, folder)
-        return OmniPreprocessor(pictures, cls.films.load(folder), cls.sounds(extractor, config.audio_config))
+        films = cls.films.load(folder, patches_of(pictures))
+        return OmniPreprocessor(pictures, films, cls.sounds(extractor, config.audio_config))
 
     @classmethod
     def whole_plan(cls, config: Any) -> TowerPlan:

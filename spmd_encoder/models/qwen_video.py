@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -17,26 +18,29 @@ from spmd_encoder.api.cost import VideoCost
 from spmd_encoder.api.types import Detail, ItemOptions, Modality
 from spmd_encoder.media.base import Film, FilmInfo
 from spmd_encoder.models.base import Features
+from spmd_encoder.models.film_settings import FilmSettings, NoFilms, SettingError
 from spmd_encoder.models.picture import MAX_ASPECT_RATIO
 from spmd_encoder.models.video import (
+    USUAL_FPS,
+    FramePixels,
     Sampling,
     evenly_from_start,
     evenly_to_end,
     frames_refused,
     frames_tensor,
-    normalised,
-    read_video_settings,
-    resized,
     sampled_fps,
     times_of,
 )
+
+Patches = tuple[int, int, int]
+"""The sizes of a patch, of a square of merged ones, both along a side, and of a layer in frames."""
 
 _COMMON: Mapping[str, Any] = MappingProxyType(
     {
         "resample": 3,
         "temporal_patch_size": 2,
         "merge_size": 2,
-        "fps": 2.0,
+        "fps": USUAL_FPS,
         "min_frames": 4,
         "max_frames": 768,
         # transformers leaves it off for a while yet, and its own warning says to turn it on: without it a film of six
@@ -53,20 +57,45 @@ class QwenFilms(ABC):
     """
 
     defaults: ClassVar[Mapping[str, Any]]
+    refusal = None
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = settings
-        self.patch, self.merge = int(settings["patch_size"]), int(settings["merge_size"])
-        self.step = int(settings["temporal_patch_size"])
-        self.sampling = Sampling.of(settings, self.step)
-        size = dict(settings["size"])
-        self.min_pixels = int(settings.get("min_pixels") or size["shortest_edge"])
-        self.max_pixels = int(settings.get("max_pixels") or size["longest_edge"])
-        self.is_capped = bool(settings["cap_pixels_per_frame"])
+    def __init__(self, settings: FilmSettings, patches: Patches) -> None:
+        """Of a tower that takes such `patches`. Raises SettingError."""
+        made = (settings.whole("patch_size"), settings.whole("merge_size"), settings.whole("temporal_patch_size"))
+        if made != patches:
+            raise SettingError(
+                f"they make patches of (patch, merge, temporal) sizes {made}, but config.json asks for {patches}"
+            )
+        self.patch, self.merge, self.step = made
+        self._pixels = FramePixels(settings)
+        if not self._pixels.is_resized:
+            raise SettingError("do_resize is off, and most films' frames cannot be cut into patches as they are")
+        settings.crop_size()  # has no effect, but transformers refuses all films where it is missing
+        size = settings.get("size")
+        if not isinstance(size, dict) or set(size) != {"shortest_edge", "longest_edge"}:
+            raise SettingError(f"size is {size}, and neither has shortest_edge and longest_edge alone")
+        edges = settings.size("size")
+        self.min_pixels, self.max_pixels = edges["shortest_edge"], edges["longest_edge"]
+        self.is_capped = settings.get("cap_pixels_per_frame") is None or settings.flag("cap_pixels_per_frame")
+        self.max_tokens = settings.whole("max_video_tokens") if self.is_capped else 0
+        self.sampling = self.sampling_of(settings)
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
-        return cls(read_video_settings(folder, cls.defaults))
+    def load(cls, folder: Path, patches: Patches) -> Self | NoFilms:
+        settings = FilmSettings.read(folder, cls.defaults)
+        try:
+            return cls(cls.known(settings), patches)
+        except SettingError as error:
+            return settings.refusal(error)
+
+    @classmethod
+    def known(cls, settings: FilmSettings) -> FilmSettings:
+        """Those that the family's video processor reads, by their newest names."""
+        return settings
+
+    def sampling_of(self, settings: FilmSettings) -> Sampling:
+        """Raises SettingError."""
+        return Sampling.of(settings, self.step)
 
     @abstractmethod
     def choose(self, info: FilmInfo, options: ItemOptions) -> list[int]: ...
@@ -90,7 +119,7 @@ class QwenFilms(ABC):
             size = self.frame_size(count, height, width)
         except ValueError:
             raise frames_refused(width, height, MAX_ASPECT_RATIO) from None
-        frames = resized(frames, *size, int(self._settings["resample"]))
+        frames = self._pixels.resized(frames, *size)
         patches, grid = self._patches(frames)
         t, h, w = grid
         return Features(
@@ -110,7 +139,7 @@ class QwenFilms(ABC):
         h, w = frames.shape[-2] // patch, frames.shape[-1] // patch
         out = torch.empty(layers, h * w, 3 * self.step * patch * patch)
         for layer in range(layers):  # so that only one layer is there in float32 twice
-            pixels = normalised(frames[layer * self.step : (layer + 1) * self.step], self._settings)
+            pixels = self._pixels.normalised(frames[layer * self.step : (layer + 1) * self.step])
             cut = pixels.view(self.step, 3, h // merge, merge, patch, w // merge, merge, patch)
             out[layer] = cut.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(h * w, -1)
         return out.flatten(0, 1), (layers, h, w)
@@ -130,6 +159,27 @@ class Qwen2Films(QwenFilms):
         }
     )
 
+    @classmethod
+    def known(cls, settings: FilmSettings) -> FilmSettings:
+        """`min_pixels` and `max_pixels` go before what `size` says, which may have them by these names."""
+        size = cls.defaults["size"] if settings.get("size") is None else settings.get("size")
+        for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+            if isinstance(size, dict) and settings.get(old) is not None:
+                size = {**{key: value for key, value in size.items() if key != old}, new: settings.get(old)}
+        return settings.but(size=size)
+
+    def sampling_of(self, settings: FilmSettings) -> Sampling:
+        """With neither a number nor a rate, transformers takes all frames where it samples at all, and leaves the
+        choice to its caller."""
+        fps = settings.get("fps")
+        sampling = super().sampling_of(settings.but(fps=USUAL_FPS if fps is None else fps))
+        if sampling.num_frames is not None:
+            number = round(sampling.num_frames / self.step) * self.step
+            sampling = replace(sampling, num_frames=number, max_frames=number)
+        if sampling.max_frames < self.step:
+            raise SettingError(f"they ask for fewer frames than {self.step}, which are encoded together")
+        return sampling
+
     def choose(self, info: FilmInfo, options: ItemOptions) -> list[int]:
         return evenly_from_start(self.sampling, info, options)
 
@@ -143,16 +193,14 @@ class Qwen2Films(QwenFilms):
 
     @property
     def _pixels_in_all(self) -> int:
-        return int(self._settings["max_video_tokens"] * (self.patch * self.merge) ** 2 * 0.9)
+        return int(self.max_tokens * (self.patch * self.merge) ** 2 * 0.9)
 
     def details(self, film: Film) -> dict[str, Detail]:
-        return {"sampled_fps": sampled_fps(film, self.sampling.fps)}
+        return {"sampled_fps": sampled_fps(film, self.sampling.usual_fps)}
 
     def cost(self) -> VideoCost:
         return VideoCost(
-            fps=self.sampling.fps,
-            min_frames=self.sampling.min_frames,
-            max_frames=self.sampling.max_frames,
+            **self.sampling.cost(),
             frames_per_step=self.step,
             min_pixels=self.min_pixels,
             max_pixels=self.max_pixels,
@@ -164,7 +212,7 @@ class Qwen25Films(Qwen2Films):
     """Qwen2.5-VL, which also tells how long a layer of patches lasts."""
 
     def details(self, film: Film) -> dict[str, Detail]:
-        fps = sampled_fps(film, self.sampling.fps)
+        fps = sampled_fps(film, self.sampling.usual_fps)
         return {"sampled_fps": fps, "second_per_grid_ts": self.step / fps}
 
 
@@ -190,7 +238,7 @@ class Qwen3Films(QwenFilms):
         factor, count = self.patch * self.merge, max(num_frames, self.step)
         least, most = self.min_pixels, self.max_pixels
         if self.is_capped:
-            each = min(int(self._settings["max_video_tokens"]) * factor**2, most // num_frames)
+            each = min(self.max_tokens * factor**2, most // num_frames)
             most = max(each, int(least * 1.05)) * num_frames
         if height < factor or width < factor:
             scale = max(factor / height, factor / width)
@@ -210,18 +258,16 @@ class Qwen3Films(QwenFilms):
         return high, wide
 
     def details(self, film: Film) -> dict[str, Detail]:
-        fps = film.info.fps or self.sampling.fps
+        fps = film.info.fps or self.sampling.usual_fps
         return {
-            "sampled_fps": sampled_fps(film, self.sampling.fps),
+            "sampled_fps": sampled_fps(film, self.sampling.usual_fps),
             "timestamps": times_of(film.indices, fps, self.step),
         }
 
     def cost(self) -> VideoCost:
-        each = int(self._settings["max_video_tokens"]) * (self.patch * self.merge) ** 2
+        each = self.max_tokens * (self.patch * self.merge) ** 2
         return VideoCost(
-            fps=self.sampling.fps,
-            min_frames=self.sampling.min_frames,
-            max_frames=self.sampling.max_frames,
+            **self.sampling.cost(),
             frames_per_step=self.step,
             max_pixels=each if self.is_capped else 0,
             min_pixels_in_all=self.min_pixels,

@@ -20,9 +20,10 @@ from spmd_encoder.errors import StartupError
 from spmd_encoder.media.base import Film, FilmInfo
 from spmd_encoder.models.attention import PackedAttention
 from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, Preprocessor, TowerOutput
+from spmd_encoder.models.film_settings import FilmMaker
 from spmd_encoder.models.linear import by_rows, linear_block, packed
 from spmd_encoder.models.picture import run_processor
-from spmd_encoder.models.qwen_video import QwenFilms
+from spmd_encoder.models.qwen_video import Patches, QwenFilms
 from spmd_encoder.models.sharding import Split, TowerPlan
 from spmd_encoder.models.weights import from_folder, load_tower, real_bytes
 
@@ -98,12 +99,15 @@ class PatchPreprocessor(Preprocessor):
 class QwenPreprocessor(PatchPreprocessor):
     """Films too, as patches of the same kind."""
 
-    def __init__(self, processor: Any, films: QwenFilms) -> None:
+    def __init__(self, processor: Any, films: FilmMaker) -> None:
         super().__init__(processor)
         self._films = films
 
     def cost_table(self) -> CostTable:
         return replace(super().cost_table(), video=self._films.cost())
+
+    def not_served(self) -> Mapping[Modality, str]:
+        return {} if self._films.refusal is None else {Modality.VIDEO: self._films.refusal}
 
     def choose_frames(self, info: FilmInfo, options: ItemOptions) -> list[int]:
         return self._films.choose(info, options)
@@ -151,7 +155,8 @@ class QwenVLAdapter(FamilyAdapter):
 
     @classmethod
     def load_preprocessor(cls, folder: Path) -> PatchPreprocessor:
-        return QwenPreprocessor(from_folder(Qwen2VLImageProcessorPil, folder), cls.films.load(folder))
+        pictures = from_folder(Qwen2VLImageProcessorPil, folder)
+        return QwenPreprocessor(pictures, cls.films.load(folder, patches_of(pictures)))
 
     @classmethod
     def load(cls, folder: Path, context: LoadContext) -> Self:
@@ -194,9 +199,14 @@ def _leave_out_layers(text: Any) -> None:
         text.layer_types = []
 
 
+def patches_of(processor: Any) -> Patches:
+    """Those that a processor of pictures makes, which are those of the tower (`check_patches`)."""
+    return processor.patch_size, processor.merge_size, processor.temporal_patch_size
+
+
 def check_patches(processor: Any, vision: Any, folder: Path) -> None:
     """Raises StartupError where the processor makes other patches than the tower takes."""
-    made = (processor.patch_size, processor.merge_size, processor.temporal_patch_size)
+    made = patches_of(processor)
     taken = (vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size)
     if made != taken:
         raise StartupError(

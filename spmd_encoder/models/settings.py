@@ -125,23 +125,27 @@ def _most_of_model(key: str) -> int:
     return _MOST_WORDS if "vocab" in key else _MOST_WIDTH
 
 
-def _sizes(said: Any, path: str = "") -> Iterator[tuple[str, float, int]]:
-    """Every size with its path in the file and the most that it may be."""
+def _sizes(said: Any, path: str = "", *, has_areas: bool = False) -> Iterator[tuple[str, float, int]]:
+    """Every size with its path in the file and the most that it may be.
+
+    Processors with a `temporal_patch_size` mean areas by the edges of all that they are given.
+    """
     if not isinstance(said, dict):
         return
+    has_areas = has_areas or "temporal_patch_size" in said
     for key, value in said.items():
         where = f"{path}.{key}" if path else key
         if isinstance(value, int | float):
-            if most := _most(key, said):
+            if most := _most(key, said, has_areas=has_areas):
                 yield where, value, most
         else:
-            yield from _sizes(value, where)
+            yield from _sizes(value, where, has_areas=has_areas)
 
 
-def _most(key: str, beside: dict[str, Any]) -> int:
-    """0: no bound. Qwen's edges are areas: where the longest is more than any side."""
-    longest = beside.get("longest_edge")
-    if key in ("shortest_edge", "longest_edge") and "shortest_edge" in beside and _is_area(longest):
+def _most(key: str, beside: dict[str, Any], *, has_areas: bool) -> int:
+    """0: no bound. Edges are areas, too, where the longest of both is more than any side."""
+    has_areas = has_areas or ("shortest_edge" in beside and _is_area(beside.get("longest_edge")))
+    if key in ("shortest_edge", "longest_edge") and has_areas:
         return _MOST_AREA if key == "shortest_edge" else 0
     if key in _AREAS:
         return _MOST_AREA

@@ -19,8 +19,8 @@ from spmd_encoder.api.cost import CostTable
 from spmd_encoder.api.types import Detail, ItemOptions, Modality, OutputKind
 from spmd_encoder.media.base import Film, FilmInfo
 from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, Preprocessor, TowerOutput
+from spmd_encoder.models.film_settings import FilmMaker
 from spmd_encoder.models.fixed_size import input_size_of
-from spmd_encoder.models.frame_films import FrameFilms
 from spmd_encoder.models.picture import run_processor
 from spmd_encoder.models.pixtral import use_packed_attention
 from spmd_encoder.models.sharding import TowerPlan
@@ -42,9 +42,9 @@ class TilePreprocessor(Preprocessor):
         self._patches = patches
         self._tile_rows = tile_rows
         self._options = options
-        self._films: FrameFilms | None = None
+        self._films: FilmMaker | None = None
 
-    def with_films(self, films: FrameFilms) -> Self:
+    def with_films(self, films: FilmMaker) -> Self:
         """The same, which takes films as well: their frames have one tile each."""
         self._films = films
         return self
@@ -53,8 +53,8 @@ class TilePreprocessor(Preprocessor):
         return self._cost if self._films is None else replace(self._cost, video=self._films.cost())
 
     def not_served(self) -> Mapping[Modality, str]:
-        misfit = self._films.misfit if self._films is not None else None
-        return {} if misfit is None else {Modality.VIDEO: misfit}
+        refusal = self._films.refusal if self._films is not None else None
+        return {} if refusal is None else {Modality.VIDEO: refusal}
 
     def choose_frames(self, info: FilmInfo, options: ItemOptions) -> Sequence[int]:
         return super().choose_frames(info, options) if self._films is None else self._films.choose(info, options)
