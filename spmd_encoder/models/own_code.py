@@ -5,25 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from spmd_encoder.distributed import collectives
 from spmd_encoder.errors import StartupError
 
+
+class ModelFailedError(Exception):
+    """A model's own code fails for a batch, and nothing else is the worse for it: the worker can go on. The text is
+    `failing`'s, the cause what was raised."""
+
+
 _NOT_THE_INPUTS = (
     *(MemoryError, OSError, EOFError, SystemError, StartupError),
+    ModelFailedError,
     *(torch.OutOfMemoryError, torch.AcceleratorError, dist.DistError),
 )
 _DEVICES = re.compile(r"CUDA|cuDNN|CUBLAS|NCCL|\bHIP\b|DefaultCPUAllocator")
 """In the texts of plain RuntimeErrors of torch."""
 _COLLECTIVES = (str(Path(dist.__file__).parent), str(Path(collectives.__file__).parent))
 _MOST_CHARACTERS = 300
-
-
-class ModelFailedError(Exception):
-    """A model's own code fails for a batch, and nothing else is the worse for it: the worker can go on."""
 
 
 def is_own(error: BaseException) -> bool:
@@ -37,7 +42,7 @@ def is_own(error: BaseException) -> bool:
         isinstance(one, Exception)
         and not isinstance(one, _NOT_THE_INPUTS)
         and not _DEVICES.search(str(one))
-        and not _came_of_a_collective(one)
+        and not came_of_a_collective(one)
         for one in _chain(error)
     )
 
@@ -48,12 +53,36 @@ def in_a_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def does_not_suit(where: str, who: str, said: str) -> StartupError:
-    """What ends a start in which `who`, a class, fails for an ordinary item. `where` is the checkpoint."""
+def failing(error: BaseException) -> str:
+    """Whose code failed, and how. It is told to who runs the server, and not to clients."""
+    return f"the code of {_class_of(error)} fails ({in_a_line(error)})"
+
+
+def does_not_suit(said: str) -> StartupError:
+    """What ends a start in which a model's own code fails, as `said`, for what any model should take."""
     return StartupError(
-        f"{where}: the code of {who} itself fails in the warm-up, for ordinary items ({said}): config.json or the "
-        "processor's file does not suit the model; compare them with the original's, or download them again"
+        f"{said} for an ordinary item of the warm-up: config.json or the processor's file does not suit the model; "
+        "compare them with the original's, or download them again"
     )
+
+
+def came_of_a_collective(error: BaseException) -> bool:
+    """Whether `error` was raised in a collective: by a peer that has gone, most of all."""
+    return any(frame.f_code.co_filename.startswith(_COLLECTIVES) for frame in _frames(error))
+
+
+def _class_of(error: BaseException) -> str:
+    """The innermost of transformers' modules that was at work: those of torch have no configuration."""
+    owners = [frame.f_locals.get("self") for frame in _frames(error)]
+    own = (type(one).__name__ for one in reversed(owners) if isinstance(one, nn.Module) and hasattr(one, "config"))
+    return next(own, "the model")
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame
+        trace = trace.tb_next
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -63,12 +92,3 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(following))
         yield following
         following = following.__cause__ or following.__context__
-
-
-def _came_of_a_collective(error: BaseException) -> bool:
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename.startswith(_COLLECTIVES):
-            return True
-        trace = trace.tb_next
-    return False

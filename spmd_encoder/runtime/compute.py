@@ -20,6 +20,7 @@ from spmd_encoder.distributed.layout import Layout
 from spmd_encoder.distributed.rollcall import Facts, close_start, roll_call, was_aborted
 from spmd_encoder.errors import StartupError
 from spmd_encoder.models.checkpoint import resolve_checkpoint
+from spmd_encoder.models.own_code import came_of_a_collective, in_a_line
 from spmd_encoder.observability.logging import Origin, set_up_logging
 from spmd_encoder.runtime.facts import versions_fact, weights_fact
 from spmd_encoder.runtime.local import EncoderRuntime, launch_local_runtime
@@ -58,18 +59,32 @@ def run_worker(spec: WorkerSpec, pipe: Pipe, starter: ProcessStarter[PreparerSpe
     try:
         asyncio.run(_live(spec, config, layout, pipe, starter, phases, preloaded))
         return 0
-    except StartupError as error:
-        pipe.send(WorkerFailing(reason=error.message, exit_code=error.exit_code, fatal=True))
-        return error.exit_code
-    except _StartAbortedError as error:
-        log.warning("%s", error)
-        return EXIT_WORKER_DIED
-    except Exception as error:
-        text = str(error)
-        reason = f"{type(error).__name__}: {text.splitlines()[0][:300]}" if text else type(error).__name__
-        pipe.send(WorkerFailing(reason=reason, exit_code=EXIT_WORKER_DIED, fatal=False))
-        log.error("the worker ends: %s", reason, exc_info=log.isEnabledFor(logging.DEBUG))
-        return EXIT_WORKER_DIED
+    except Exception as raised:
+        return _last_words(first_leaf(raised), pipe)
+
+
+def _last_words(error: BaseException, pipe: Pipe) -> int:
+    """What the log and the keeper are told of `error`, which ends the worker; the exit code."""
+    match error:
+        case StartupError():
+            pipe.send(WorkerFailing(reason=error.message, exit_code=error.exit_code, fatal=True))
+            return error.exit_code
+        case _StartAbortedError():
+            log.warning("%s", error)
+        case _:
+            reason = in_a_line(error)
+            pipe.send(WorkerFailing(reason=reason, exit_code=EXIT_WORKER_DIED, fatal=False))
+            # Where a peer has gone its own end is what tells something.
+            traced = log.isEnabledFor(logging.DEBUG) or not came_of_a_collective(error)
+            log.error("the worker ends: %s", reason, exc_info=error if traced else None)
+    return EXIT_WORKER_DIED
+
+
+def first_leaf(error: BaseException) -> BaseException:
+    """What was raised in a task, where a group of tasks tells it as a group of exceptions."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _live(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from spmd_encoder.api.types import OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
 from spmd_encoder.media.pool import PreparerPool
 from spmd_encoder.models.base import FamilyAdapter, Features, TowerOutput
+from spmd_encoder.models.own_code import ModelFailedError, failing, is_own
 from spmd_encoder.runtime.features import features_of, tensor_bytes
 from spmd_encoder.scheduler.output import EngineOutput
 from spmd_encoder.scheduler.scheduler import BatchResult, Prepared
@@ -21,6 +23,8 @@ from spmd_encoder.wire.preparing import Prepare
 from spmd_encoder.worker.encoder import ForwardResult, pinned
 from spmd_encoder.worker.faults import Faults
 from spmd_encoder.worker.worker import LeaderWorker
+
+log = logging.getLogger(__name__)
 
 # Batches up to this size are packed on the loop, which takes a millisecond at most: while the tower waits, a change of
 # threads costs more.
@@ -67,7 +71,19 @@ class TowerEngine:
         return PreparedItem(features, self._adapter.batch_key(features))
 
     async def run(self, jobs: Sequence[Job], items: Sequence[Prepared]) -> BatchResult:
+        """A batch that the model's own code fails for is run again item by item, so that only those fail that it fails
+        for when they are alone."""
         features = [item.features for item in items if isinstance(item, PreparedItem)]
+        try:
+            return await self._run(jobs, features)
+        except ModelFailedError as error:
+            if len(jobs) == 1:
+                return BatchResult([_not_taken(jobs[0], error)], 0.0)
+            log.debug("a batch of %d items is run again item by item: %s", len(jobs), error, exc_info=True)
+        alone = [await self.run([job], [item]) for job, item in zip(jobs, items, strict=True)]
+        return BatchResult([result.outcomes[0] for result in alone], sum(result.forward_s for result in alone))
+
+    async def _run(self, jobs: Sequence[Job], features: Sequence[Features]) -> BatchResult:
         shares = self._worker.shares([item.cost for item in features])
         tensors = await self._packed(features, shares)
 
@@ -86,10 +102,16 @@ class TowerEngine:
     async def _packed(
         self, features: Sequence[Features], shares: Sequence[Sequence[int]]
     ) -> Sequence[Mapping[str, Tensor]]:
+        """Raises ModelFailedError: no rank has heard of the batch yet."""
         size = sum(tensor.nbytes for item in features for tensor in item.tensors.values())
-        if size <= _INLINE_BYTES and not self._pins:
-            return self._pack(features, shares)
-        return await asyncio.to_thread(self._pack, features, shares)
+        try:
+            if size <= _INLINE_BYTES and not self._pins:
+                return self._pack(features, shares)
+            return await asyncio.to_thread(self._pack, features, shares)
+        except Exception as error:
+            if not is_own(error):
+                raise
+            raise ModelFailedError(failing(error)) from error
 
     def _pack(self, features: Sequence[Features], shares: Sequence[Sequence[int]]) -> list[dict[str, Tensor]]:
         """The tensors of each shard."""
@@ -98,7 +120,7 @@ class TowerEngine:
 
     async def try_out(self, features: Sequence[Features], flag: str) -> None:
         """A batch of the warm-up, whose size `flag` bounds. Raises StartupError where it shows that the model cannot be
-        served like this."""
+        served like this, and ModelFailedError where its own code fails for these items and may take others."""
         shares = self._worker.shares([item.cost for item in features])
         tensors = await self._packed(features, shares)
         kind = self._adapter.default_output
@@ -114,6 +136,12 @@ class TowerEngine:
                     f"in the warm-up {outcome.message}: its weights are broken, or --dtype is too narrow for them; "
                     "download it again, or give another --dtype"
                 )
+
+
+def _not_taken(job: Job, error: ModelFailedError) -> EncoderError:
+    log.warning("item %s cannot be encoded: %s", job.digest, error, exc_info=error.__cause__)
+    kind = type(error.__cause__ or error).__name__
+    return EncoderError(ErrorCode.MEDIA_CORRUPT, f"cannot be encoded: the model's own code fails for it ({kind})")
 
 
 def _in_order(outputs: Sequence[TowerOutput], shares: Sequence[Sequence[int]]) -> list[TowerOutput]:

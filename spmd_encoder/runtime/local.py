@@ -29,7 +29,7 @@ from spmd_encoder.models.loading import load_adapter, resolve_dtype, served_moda
 from spmd_encoder.runtime.engine import TowerEngine
 from spmd_encoder.runtime.leader import LeaderLoop
 from spmd_encoder.runtime.phases import Phases
-from spmd_encoder.runtime.warm_up import SECONDS, Bounds, large_trials, small_trials, warm_up
+from spmd_encoder.runtime.warm_up import SECONDS, Bounds, large_trials, ordinary_trial, small_trials, warm_up
 from spmd_encoder.scheduler.batcher import Batcher
 from spmd_encoder.scheduler.cache import ResultCache
 from spmd_encoder.scheduler.scheduler import EncoderScheduler
@@ -202,9 +202,15 @@ async def _warm_up(place: _Place, encoder: MMEncoder, engine: TowerEngine, modal
     table = adapter.cost_table()
     # A replica that is formed anew has found out already what fits, and others wait for it.
     large = large_trials(table, modalities, bounds) if place.spec.epoch == 0 else []
-    small = small_trials(table, modalities)
-    seconds = SECONDS[encoder.device.type]
-    done = await warm_up(engine.try_out, adapter.preprocessor, small, large, folder=place.folder, seconds=seconds)
+    done = await warm_up(
+        engine.try_out,
+        adapter.preprocessor,
+        small_trials(table, modalities),
+        large,
+        ordinary=ordinary_trial(table, modalities),
+        folder=place.folder,
+        seconds=SECONDS[encoder.device.type],
+    )
     log.info("warm-up: %s", done)
 
 

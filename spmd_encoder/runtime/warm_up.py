@@ -24,6 +24,7 @@ from spmd_encoder.api.types import ItemOptions, MediaItem, Modality
 from spmd_encoder.errors import EncoderError, StartupError
 from spmd_encoder.media.base import Film, FilmInfo, Sound
 from spmd_encoder.models.base import Features, Preprocessor
+from spmd_encoder.models.own_code import ModelFailedError, does_not_suit
 from spmd_encoder.models.settings import settings_of
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,14 @@ def small_trials(table: CostTable, modalities: Collection[Modality]) -> list[Tri
     if _by_films(table, modalities):
         found += [_films(table, _TINY, _SHORT_S), _films(table, (_PLAIN_SIDE, _PLAIN_SIDE), _SHORT_S)]
     return found
+
+
+def ordinary_trial(table: CostTable, modalities: Collection[Modality]) -> Trial | None:
+    """A picture of the size that most models are made for. Only pictures: of the rest, small ones are ordinary too."""
+    if Modality.IMAGE not in modalities:
+        return None
+    size = (_PLAIN_SIDE, _PLAIN_SIDE)
+    return Trial(modality=Modality.IMAGE, cost=table.image_tokens(*size), size=size)
 
 
 def large_trials(table: CostTable, modalities: Collection[Modality], bounds: Bounds) -> list[Trial]:
@@ -196,6 +205,7 @@ async def warm_up(
     small: Sequence[Trial],
     large: Sequence[Trial],
     *,
+    ordinary: Trial | None = None,
     folder: Path,
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
@@ -204,11 +214,14 @@ async def warm_up(
 
     `run(items, flag)` runs one batch. Raises what it raises: StartupError where a batch shows that the model cannot
     be served like this. So it does where the settings in `folder`, the checkpoint's, break its processor, and where
-    that refuses every single item of `large` too.
+    that refuses every single item of `large` too. What the model's own code fails for is left out, unless it fails for
+    all of `small` of a modality, and for `ordinary` too.
     """
     began = clock()
     batches = cost = 0
     took, of_cost, refused = 0.0, 1, ""
+    failed: dict[Modality, str] = {}
+    taken: set[Modality] = set()
 
     async def one(trial: Trial) -> None:
         nonlocal batches, cost, took, of_cost, refused
@@ -217,13 +230,24 @@ async def warm_up(
         if isinstance(items, str):
             refused = items
             return
-        await run(items, trial.flag)
+        try:
+            await run(items, trial.flag)
+        except ModelFailedError as error:
+            failed[trial.modality] = str(error)
+            log.debug("the warm-up leaves out what this model fails for: %s", error, exc_info=True)
+            return
+        taken.add(trial.modality)
         batches, cost = batches + 1, max(cost, trial.cost)
         took, of_cost = clock() - started, trial.cost
 
     # What is made at the first run is no measure of the next.
     for trial in [*small[:1], *small]:
         await one(trial)
+    for modality in failed.keys() - taken:
+        if ordinary is not None and ordinary.modality is modality:
+            await one(ordinary)
+        if modality not in taken:
+            raise does_not_suit(f"{folder}: {failed[modality]}")
     left_out, spent = None, 0.0
     for trial in large:
         if spent + took * (trial.cost / of_cost) ** _POWER > seconds:
@@ -232,6 +256,8 @@ async def warm_up(
         started = clock()
         await one(trial)
         spent += clock() - started
+    for modality, why in failed.items():
+        log.warning("some %s items of the warm-up cannot be encoded: %s", modality, why)
     if large and refused and not batches:
         raise StartupError(
             f"{folder}: this model's processor takes nothing that it is given ({refused}): its settings do not suit "

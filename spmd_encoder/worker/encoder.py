@@ -35,7 +35,7 @@ class MMEncoder:
         Outputs are on the CPU. Of a GPU only the end is waited for, and what a family reads back of its index tensors
         at the start: pinned inputs are copied while the forward is being queued, its outputs to pinned memory after it.
 
-        Any exception here leaves the group out of step: the caller must end the worker.
+        Any exception here leaves a group of several ranks out of step: the caller must end the worker.
         """
         started = time.perf_counter()
         with torch.inference_mode():

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from spmd_encoder.api.profiling import ProfileOptions, ProfileOutcome
 from spmd_encoder.distributed.channel import FollowerChannel, LeaderChannel
+from spmd_encoder.models.own_code import ModelFailedError, failing, is_own
 from spmd_encoder.wire.orders import ProfileDone, ProfileOrder, RunBatch, StopFollower
 from spmd_encoder.worker.compute import ComputeThread
 from spmd_encoder.worker.encoder import ForwardResult, MMEncoder, specs_of
@@ -51,16 +52,27 @@ class LeaderWorker:
     ) -> T:
         """Run one batch, of which each shard has its `tensors`, on the whole group. `before` (fault injection) and
         `after` (checks, conversion to bytes) run on the compute thread around the forward. `trial_flag`: see
-        `worker.trial`."""
+        `worker.trial`.
+
+        Raises ModelFailedError where this rank is the whole group and the model's own code fails for the batch. Any
+        other exception leaves the group out of step: the caller must end the worker.
+        """
         shards, order = tuple(specs_of(shard) for shard in tensors), self._next
         self._next += 1
         self._channel.send(RunBatch(order=order, shards=shards, trial=trial_flag))
 
         def call() -> T:
             before()
-            with trial(trial_flag), self._profiler.forward():
-                result = self._encoder.run(shards, tensors)
-            return after(result)
+            with trial(trial_flag):
+                try:
+                    with self._profiler.forward():
+                        result = self._encoder.run(shards, tensors)
+                    return after(result)
+                except Exception as error:
+                    # Of others nobody knows here how far they came with the batch.
+                    if self._channel.followers or not is_own(error):
+                        raise
+                    raise ModelFailedError(failing(error)) from error
 
         result = await self._compute.submit(call)
         self.last_order = order

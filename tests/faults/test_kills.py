@@ -56,6 +56,9 @@ def test_a_poison_input_costs_at_most_two_deaths(
     world: World, pictures: list[bytes], expected: Expected, poison: bytes
 ) -> None:
     drills.poison_is_sent(world, pictures, expected, poison)
+    if poison is RAISER:
+        assert "the worker ends: RuntimeError: injected fault" in world.log(), "what was raised, and where"
+        assert "unhandled errors in a TaskGroup" not in world.log()
 
 
 def test_a_poison_sent_many_times_at_once_costs_two_deaths(world: World, pictures: list[bytes]) -> None:

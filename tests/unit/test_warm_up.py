@@ -11,17 +11,29 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
+from torch.distributed import DistBackendError
 
 from spmd_encoder.api.cost import AudioCost, CostTable, VideoCost
 from spmd_encoder.api.profiling import ProfileOutcome
 from spmd_encoder.api.types import ItemOptions, Modality
 from spmd_encoder.distributed.channel import FollowerChannel, LeaderChannel
-from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
+from spmd_encoder.errors import StartupError
 from spmd_encoder.media.base import Film, FilmInfo, Sound
 from spmd_encoder.models.base import Features, Preprocessor
 from spmd_encoder.models.loading import load_preprocessor
+from spmd_encoder.models.own_code import ModelFailedError
 from spmd_encoder.runtime.phases import Phases
-from spmd_encoder.runtime.warm_up import Bounds, Trial, WarmUp, features_for, large_trials, small_trials, warm_up
+from spmd_encoder.runtime.warm_up import (
+    Bounds,
+    Trial,
+    WarmUp,
+    features_for,
+    large_trials,
+    ordinary_trial,
+    small_trials,
+    warm_up,
+)
 from spmd_encoder.wire.messages import TensorSpec
 from spmd_encoder.wire.orders import RunBatch
 from spmd_encoder.wire.sockets import new_context
@@ -238,6 +250,49 @@ async def test_small_trials_alone_tell_nothing_of_what_is_taken() -> None:
     assert str(done).startswith("nothing that this model takes was tried")
 
 
+class Failing(Replica):
+    """One whose model's own code fails for pictures of some widths."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__(per_token=1e-6)
+        self.widths = widths
+
+    async def run(self, items: Sequence[Features], flag: str) -> None:
+        if items[0].details.get("width") in self.widths:
+            raise ModelFailedError("the code of Model fails (ZeroDivisionError: by zero)")
+        await super().run(items, flag)
+
+
+class Plain(Picky):
+    """Takes pictures too."""
+
+    def preprocess(self, image: Image.Image) -> Features:
+        return Features(tensors={}, num_tokens=1, cost=1, details={"width": image.width})
+
+
+@pytest.mark.parametrize(("widths", "batches"), [((1,), 1), ((1400,), 2), ((1, 1400), 1)])
+async def test_a_model_that_fails_for_odd_pictures_alone_is_served(
+    widths: tuple[int, ...], batches: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica, small = Failing(*widths), small_trials(QWEN, IMAGE)
+    ordinary = ordinary_trial(QWEN, IMAGE)
+    done = await warm_up(replica.run, Plain(), small, [], ordinary=ordinary, folder=HERE, seconds=1.0)
+    assert done.batches == batches
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said.endswith("cannot be encoded: the code of Model fails (ZeroDivisionError: by zero)")
+
+
+@pytest.mark.parametrize("more", [[], sounds(1)], ids=["alone", "beside sounds"])
+async def test_a_model_that_fails_for_an_ordinary_picture_ends_the_start(more: list[Trial]) -> None:
+    replica, small = Failing(1, 1400, 224), [*small_trials(QWEN, IMAGE), *more]
+    ordinary = ordinary_trial(QWEN, IMAGE)
+    with pytest.raises(
+        StartupError, match=r"^/checkpoint: the code of Model fails \(Zero.* config.json or the processor"
+    ):
+        await warm_up(replica.run, Plain(), small, more, ordinary=ordinary, folder=HERE, seconds=1.0)
+    assert ordinary_trial(SOUND, AUDIO) is None
+
+
 async def test_settings_that_break_the_processor_end_the_start() -> None:
     class Broken(Picky):
         def preprocess_audio(self, sound: Sound) -> Features:
@@ -271,11 +326,16 @@ def test_memory_that_runs_out_names_the_flag_to_lower() -> None:
 def test_an_ordinary_batch_and_other_errors_are_left_alone() -> None:
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"), trial(""):
         out_of_memory()
-    with pytest.raises(RuntimeError, match="shape"), trial("--max-batch-tokens"):
-        raise RuntimeError("a shape that does not fit")
-    refused = EncoderError(ErrorCode.INTERNAL, "x")
-    with pytest.raises(EncoderError), trial("--max-batch-tokens"):
-        raise refused
+    for error in (DistBackendError("a peer has gone"), ModelFailedError("x"), OSError("disk")):
+        with pytest.raises(type(error)), trial("--max-batch-tokens"):
+            raise error
+    with pytest.raises(ZeroDivisionError), trial(""):
+        raise ZeroDivisionError
+
+
+def test_what_the_models_own_code_finds_wrong_ends_the_start() -> None:
+    with pytest.raises(StartupError, match=r"the model fails \(RuntimeError: a shape\) .* config.json"), trial("--x"):
+        raise RuntimeError("a shape\nthat does not fit")
 
 
 def test_phases_follow_one_another_without_gaps() -> None:
