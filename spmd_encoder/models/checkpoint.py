@@ -79,7 +79,7 @@ def _adapted_class(folder: Path) -> object:
 
 
 def read_json(file: Path) -> Any:
-    """What a JSON file of a checkpoint says. Raises OSError, and ValueError for no JSON or what is nested too deeply."""
+    """What a JSON file of a checkpoint says. Raises OSError, and ValueError for no JSON or for too deep a nesting."""
     try:
         return json.loads(file.read_bytes())
     except RecursionError:
