@@ -19,6 +19,8 @@ from spmd_encoder.distributed.layout import Layout
 from spmd_encoder.errors import EncoderError, ErrorCode
 
 RETRY_AFTER_S = 1.0
+_GOLDEN = 0.6180339887
+"""Steps of this size, modulo 1, are spread evenly however many there are (https://oeis.org/A094214)."""
 _UNTIL_ROOM = frozenset({ErrorCode.QUEUE_FULL, ErrorCode.OVERLOADED})
 
 
@@ -31,6 +33,8 @@ class Admission:
         self._ledger = ledger
         self._bytes = InflightBytes(limits.max_inflight_bytes)
         self._pace = Pace(limits.request_timeout_s)
+        self._place = 0.0
+        """Of the last refused caller in the time until there is room, from 0 to 1."""
         self.started = False
         self.draining = False
 
@@ -63,12 +67,15 @@ class Admission:
             self._bytes.give_back(num_bytes)
 
     def refusal(self, error: EncoderError) -> EncoderError:
-        """A refusal as its caller gets it: with how long it takes, at the present pace, until what is in hand is
-        answered, where that helps."""
+        """A refusal as its caller gets it: with when to try again, where that helps. Callers are spread over the time
+        that it takes, at the present pace, until what is in hand is answered: so they do not come back all at once, to
+        a server that has had nothing to do for a while."""
         retry_after_s = error.retry_after_s
         if error.code in _UNTIL_ROOM:
             in_hand = sum(self._ledger.load(replica).outstanding_tokens for replica in self._layout.replicas)
-            retry_after_s = self._pace.wait_s(self._ledger.waiting_tokens + in_hand, time.monotonic())
+            wait_s = self._pace.wait_s(self._ledger.waiting_tokens + in_hand, time.monotonic())
+            self._place = (self._place + _GOLDEN) % 1.0
+            retry_after_s = RETRY_AFTER_S + self._place * (wait_s - RETRY_AFTER_S)
         return EncoderError(error.code, error.message, param=error.param, retry_after_s=retry_after_s)
 
     def coming(self) -> None:
