@@ -36,6 +36,7 @@ OWN_FLAGS = {name for _, _, field in flag_fields() for name in (flag_name(field)
 OWN_FLAGS |= {"--check", "--version", "--help"}
 FOREIGN_FLAGS = {
     *("--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--max-restarts"),  # torchrun
+    "--shutdown-timeout",
     *("--job-name", "--nodes", "--ntasks-per-node", "--signal", "--exclusive", "--cpus-per-task", "--gres"),  # Slurm
     *("--data-binary", "--pid", "--native", "--nproc"),  # curl, py-spy, launch/demo.py
     *(entry.name for entry in SGLANG_FLAGS),
