@@ -77,7 +77,8 @@ mooncake: $(VENV)/.dev $(MOONCAKE_SITE)/.ready
 # Films and pictures beside transformers' own processors, and films by these alone, which need torchvision: 8 MB.
 torchvision: $(VENV)/.dev $(TORCHVISION_SITE)/.ready
 	OMP_NUM_THREADS=1 TORCHVISION_SITE=$(abspath $(TORCHVISION_SITE)) $(BIN)/python -m pytest -p tests.compat.torchvision_site \
-	    tests/compat/test_video_processors.py tests/compat/test_image_processors.py tests/compat/test_fallback_films.py
+	    tests/compat/test_video_processors.py tests/compat/test_film_settings.py tests/compat/test_image_processors.py \
+	    tests/compat/test_fallback_films.py
 
 clean:
 	rm -rf $(VENV) $(COMPAT_VENV) $(MOONCAKE_SITE) $(TORCHVISION_SITE) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

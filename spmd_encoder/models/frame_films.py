@@ -217,13 +217,14 @@ class SmolFilms(FrameFilms):
 
     def _known(self, settings: FilmSettings) -> FilmSettings:
         """`video_sampling` goes before all but `size`."""
-        size = settings.get("size")
         if "video_sampling" not in settings.values:
-            return settings.but(size=size or {"longest_edge": 4 * 364})
+            return settings.but(size=settings.values.get("size", {"longest_edge": 4 * 364}))
         said = settings.get("video_sampling")
         if not isinstance(said, dict) or not {"fps", "max_frames", "video_size"} <= said.keys():
             raise SettingError(f"video_sampling is {said}, without fps, max_frames and video_size")
-        return settings.but(fps=said["fps"], num_frames=said["max_frames"], size=size or said["video_size"])
+        return settings.but(
+            fps=said["fps"], num_frames=said["max_frames"], size=settings.values.get("size", said["video_size"])
+        )
 
     def read_sampling(self, settings: FilmSettings) -> None:
         self._fps = 1.0 if settings.get("fps") is None else settings.rate()

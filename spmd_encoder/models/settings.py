@@ -11,7 +11,7 @@ from typing import Any
 
 from spmd_encoder.errors import EncoderError, StartupError
 from spmd_encoder.models.checkpoint import read_json
-from spmd_encoder.models.own_code import in_a_line, is_own
+from spmd_encoder.models.own_code import class_of, in_a_line, is_own
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ _MOST_SIDE = 2**16
 """Pixels. Real models take some thousand; what is made in a much larger size takes all memory."""
 _MOST_AREA = 2**26
 """Pixels of the least picture that a smaller one is brought to."""
-_MOST_TILES = 2**12
+_MOST_TILES, _MOST_PATCHES = 2**12, 2**16
 _SIDES = ("height", "width", "shortest_edge", "longest_edge", "size", "crop_size")
 _AREAS = ("min_pixels",)
 _TILES = ("max_patches",)
@@ -69,6 +69,7 @@ def settings_of(folder: Path) -> Iterator[None]:
             raise
         log.debug("settings in %s cannot be used", folder, exc_info=True)
         said = next(iter(error.message.splitlines()), "") if isinstance(error, EncoderError) else in_a_line(error)
+        said += f", in {name}" if (name := class_of(error)) else ""
         raise StartupError(
             f"{folder}: config.json or the processor's file cannot be used ({said}); compare them with the original's, "
             "or download them again"
@@ -149,8 +150,8 @@ def _most(key: str, beside: dict[str, Any], *, has_areas: bool) -> int:
         return _MOST_AREA if key == "shortest_edge" else 0
     if key in _AREAS:
         return _MOST_AREA
-    if key in _TILES:
-        return _MOST_TILES
+    if key in _TILES:  # of which those who name the size of a patch mean patches
+        return _MOST_PATCHES if "patch_size" in beside else _MOST_TILES
     if key in _TRANSFORMS:
         return _MOST_TRANSFORM
     return _MOST_SIDE if key in _SIDES else 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from torch.distributed import DistBackendError
 
 from spmd_encoder.errors import EncoderError, ErrorCode, StartupError
@@ -142,6 +143,8 @@ def test_sizes_that_take_all_memory_are_refused_before_anything_is_made(
         {"min_pixels": 3136, "max_pixels": 12_845_056},
         {"size": {"height": 4096, "width": 4096}, "crop_size": 224, "max_patches": 4096},
         {"image_processor": {"size": None, "crop_size": "x"}, "size": []},
+        {"max_image_size": {"longest_edge": 47_040_000}, "temporal_patch_size": 2},  # GLM-V's films: an area
+        {"video_processor": {"max_image_size": {"longest_edge": 47_040_000}, "temporal_patch_size": 2}},
         ["no object"],
     ],
 )
@@ -149,6 +152,24 @@ def test_sizes_of_real_models_are_left_alone(said: Any, tmp_path: Path) -> None:
     (tmp_path / PICTURES).write_text(json.dumps(said))
     (tmp_path / WHOLE).write_text("no JSON")
     refuse_absurd_sizes(tmp_path)
+
+
+def test_the_default_files_of_all_processors_of_pictures_are_left_alone(tmp_path: Path) -> None:
+    names = [name for name in dir(transformers) if name.endswith("ImageProcessorPil")]
+    for name in names:
+        getattr(transformers, name)().save_pretrained(tmp_path / name)
+        refuse_absurd_sizes(tmp_path / name)
+    assert len(names) > 60
+
+
+@pytest.mark.parametrize("patch", [{}, {"patch_size": 14}])
+def test_most_tiles_or_patches_of_a_picture(patch: dict[str, int], tmp_path: Path) -> None:
+    most = 2**16 if patch else 2**12
+    (tmp_path / PICTURES).write_text(json.dumps({**patch, "max_patches": most}))
+    refuse_absurd_sizes(tmp_path)
+    (tmp_path / PICTURES).write_text(json.dumps({**patch, "max_patches": most + 1}))
+    with pytest.raises(StartupError, match=f"max_patches is {most + 1}, and at most {most} can be served"):
+        refuse_absurd_sizes(tmp_path)
 
 
 @pytest.mark.parametrize(
