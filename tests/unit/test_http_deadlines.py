@@ -41,7 +41,7 @@ async def connected(service: FakeService, fetcher: FakeFetcher, **changes: Any) 
     app = create_app(service, replace(Config(), limits=LIMITS, **changes), fetcher=fetcher)
     async with (
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
-        app.router.lifespan_context(app),
+        app.framework.router.lifespan_context(app.framework),
     ):
         yield client
     assert service.reserved == 0

@@ -380,7 +380,7 @@ async def refusing(tmp_path: Path) -> AsyncIterator[tuple[FakeService, httpx.Asy
     app = create_app(service, config(tmp_path))
     async with (
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
-        app.router.lifespan_context(app),
+        app.framework.router.lifespan_context(app.framework),
     ):
         yield service, client
     assert service.reserved == 0

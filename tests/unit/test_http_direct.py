@@ -7,7 +7,9 @@ from httpx import ASGITransport, AsyncClient
 from starlette.responses import PlainTextResponse, Response
 
 from spmd_encoder.errors import EncoderError, ErrorCode
+from spmd_encoder.frontends.http.app import Application
 from spmd_encoder.frontends.http.direct import DirectRoutes, direct_routes
+from spmd_encoder.frontends.http.metrics import HttpMetrics
 
 
 def router() -> APIRouter:
@@ -39,10 +41,10 @@ def router() -> APIRouter:
 
 
 def client() -> AsyncClient:
-    app = FastAPI()
+    framework = FastAPI()
     routes = router()
-    app.include_router(routes)
-    app.add_middleware(DirectRoutes, table=direct_routes([routes]))
+    framework.include_router(routes)
+    app = Application(framework, DirectRoutes(direct_routes([routes])), HttpMetrics(), None)
     return AsyncClient(transport=ASGITransport(app), base_url="http://test")
 
 

@@ -37,7 +37,7 @@ async def client(service: FakeService) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app)
     async with (
         httpx.AsyncClient(transport=transport, base_url="http://test") as client,
-        app.router.lifespan_context(app),
+        app.framework.router.lifespan_context(app.framework),
     ):
         yield client
     assert service.reserved == 0

@@ -42,7 +42,7 @@ async def client(service: FakeService) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(service, replace(Config(), server=SERVER))
     async with (
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
-        app.router.lifespan_context(app),
+        app.framework.router.lifespan_context(app.framework),
     ):
         yield client
     assert service.reserved == 0

@@ -132,7 +132,7 @@ async def test_nothing_is_fetched_for_a_request_that_is_refused(
 
 async def test_an_app_closes_its_own_fetcher(service: FakeService) -> None:
     app = create_app(service, Config())
-    async with app.router.lifespan_context(app):
+    async with app.framework.router.lifespan_context(app.framework):
         pass
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

@@ -12,6 +12,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
 
 from spmd_encoder import __version__
 from spmd_encoder.api.service import EncoderService
@@ -52,7 +53,7 @@ def create_app(
     destinations: Destinations | None = None,
     timeouts: Timeouts = DEFAULT_TIMEOUTS,
     hosts: HostRule | None = None,
-) -> FastAPI:
+) -> Application:
     """The application in front of `service`.
 
     `pool`, `fetcher`, `dialect` and `destinations` stay the caller's; without one the app makes its own and closes it
@@ -104,13 +105,24 @@ def create_app(
     )
     for router in routers:
         app.include_router(router)
-    app.add_middleware(DirectRoutes, table=direct_routes(routers))
     app.add_middleware(Envelope, metrics=metrics, hosts=hosts)
     app.add_exception_handler(EncoderError, _on_encoder_error)
     app.add_exception_handler(HttpError, _on_http_error)
     routes = [route for router in routers for route in router.routes]
     app.add_exception_handler(HTTPException, partial(_on_framework_error, routes))
-    return app
+    return Application(app, DirectRoutes(direct_routes(routers)), metrics, hosts)
+
+
+class Application:
+    """An ASGI application: `framework` has all routes; some are reached without it."""
+
+    def __init__(self, framework: FastAPI, direct: DirectRoutes, metrics: HttpMetrics, hosts: HostRule | None) -> None:
+        self.framework = framework
+        self._direct = direct
+        self._wrapped = Envelope(direct, metrics, hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self._wrapped if self._direct.has(scope) else self.framework)(scope, receive, send)
 
 
 async def _on_encoder_error(_: Request, error: Exception) -> Response:
