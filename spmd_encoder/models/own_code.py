@@ -25,7 +25,7 @@ _NOT_THE_INPUTS = (
     ModelFailedError,
     *(torch.OutOfMemoryError, torch.AcceleratorError, dist.DistError),
 )
-_DEVICES = re.compile(r"CUDA|cuDNN|CUBLAS|NCCL|\bHIP\b|DefaultCPUAllocator")
+_DEVICES = re.compile(r"CUDA|\bcu[A-Z]|\bCU[A-Z]+_|NCCL|\bHIP\b|MIOpen|DefaultCPUAllocator")
 """In the texts of plain RuntimeErrors of torch."""
 _COLLECTIVES = (str(Path(dist.__file__).parent), str(Path(collectives.__file__).parent))
 _MOST_CHARACTERS = 300
@@ -55,7 +55,7 @@ def in_a_line(error: BaseException) -> str:
 
 def failing(error: BaseException) -> str:
     """Whose code failed, and how. It is told to who runs the server, and not to clients."""
-    return f"the code of {_class_of(error)} fails ({in_a_line(error)})"
+    return f"the code of {class_of(error) or 'the model'} fails ({in_a_line(error)})"
 
 
 def does_not_suit(said: str) -> StartupError:
@@ -71,11 +71,12 @@ def came_of_a_collective(error: BaseException) -> bool:
     return any(frame.f_code.co_filename.startswith(_COLLECTIVES) for frame in _frames(error))
 
 
-def _class_of(error: BaseException) -> str:
-    """The innermost of transformers' modules that was at work: those of torch have no configuration."""
+def class_of(error: BaseException) -> str:
+    """The innermost of transformers' modules that was at work, else of those here that replace one, or ""."""
     owners = [frame.f_locals.get("self") for frame in _frames(error)]
-    own = (type(one).__name__ for one in reversed(owners) if isinstance(one, nn.Module) and hasattr(one, "config"))
-    return next(own, "the model")
+    modules = [type(one) for one in reversed(owners) if isinstance(one, nn.Module)]
+    own = (cls for origin in ("transformers.", "spmd_encoder.") for cls in modules if cls.__module__.startswith(origin))
+    return next((cls.__name__ for cls in own), "")
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:

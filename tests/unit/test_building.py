@@ -57,6 +57,18 @@ def test_heads_that_do_not_divide_the_width_are_told_at_once(family: str, tmp_pa
         load_adapter(tmp_path, context)
 
 
+def test_what_the_code_of_a_part_finds_wrong_names_its_class(tmp_path: Path, context: LoadContext) -> None:
+    """Where a part is first run: as its share of the weights is proven."""
+    adapter_class(registry.find("qwen2_5_vl")).tiny_checkpoint(tmp_path, seed=3)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vision_config"]["num_heads"] = 64  # of one value each, and rotation takes two
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        StartupError, match=r"the processor's file cannot be used \(RuntimeError: .*, in PackedAttention\)"
+    ):
+        load_adapter(tmp_path, context)
+
+
 def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The settings of the tower for pictures, however deep they lie, or else all of them."""
     inner = [config.get(name) for name in ("thinker_config", "vlm_config", "vision_config")]
