@@ -11,7 +11,7 @@ from typing import Any
 
 from spmd_encoder.errors import EncoderError, StartupError
 from spmd_encoder.models.checkpoint import read_json
-from spmd_encoder.models.own_code import in_a_line, is_own
+from spmd_encoder.models.own_code import class_of, in_a_line, is_own
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ def settings_of(folder: Path) -> Iterator[None]:
             raise
         log.debug("settings in %s cannot be used", folder, exc_info=True)
         said = next(iter(error.message.splitlines()), "") if isinstance(error, EncoderError) else in_a_line(error)
+        said += f", in {name}" if (name := class_of(error)) else ""
         raise StartupError(
             f"{folder}: config.json or the processor's file cannot be used ({said}); compare them with the original's, "
             "or download them again"
