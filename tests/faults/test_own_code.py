@@ -52,4 +52,4 @@ def test_an_item_that_the_model_fails_for_costs_no_worker(tmp_path: Path) -> Non
             assert bad["error"]["message"] == "cannot be encoded: the model's own code fails for it (RuntimeError)"
         assert world.post([BAD]).status_code == 422
         assert (world.pid("worker"), world.epoch(0)) == (worker, 0)
-        assert "some image items of the warm-up cannot be encoded: the code of MiniCPMV4_6Model fails" in world.log()
+        assert "some image items of the warm-up cannot be encoded: the code of MiniCPMV4_6" in world.log()
