@@ -24,7 +24,7 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _SKIPPED = 1
 """Seconds at both ends of long films that SmolVLM's processor leaves out."""
 _LONGEST = 4096
-"""Pixels of the longer side of what it scales a frame to, at most."""
+"""Pixels of the longer side of what SmolVLM's processor scales a frame to, at most. Towers take some hundred."""
 _MOST_AT_RATE = 768
 """Frames of a film where the checkpoint names a rate and no number: the server's default."""
 COMMON: Mapping[str, Any] = MappingProxyType({"resample": 3, "image_mean": CLIP_MEAN, "image_std": CLIP_STD})
@@ -81,7 +81,7 @@ class FrameFilms:
         size = settings.size("size")
         if set(size) not in ({"height", "width"}, {"shortest_edge"}):
             raise SettingError(f"size is {size}, and has neither height and width nor shortest_edge alone")
-        return size
+        return _bounded(size)
 
     def choose(self, info: FilmInfo, options: ItemOptions) -> list[int]:
         """A film with fewer frames than are wanted, which transformers refuses, is taken as a whole."""
@@ -240,7 +240,7 @@ class SmolFilms(FrameFilms):
         size = settings.size("size")
         if "longest_edge" not in size and set(size) != {"height", "width"}:
             raise SettingError(f"size is {size}, and has neither longest_edge nor height and width")
-        return size
+        return size if "longest_edge" in size else _bounded(size)
 
     def choose(self, info: FilmInfo, options: ItemOptions) -> list[int]:
         fps, most = options.fps or self._fps or 1.0, min(options.max_frames or self._most, self._most)
@@ -270,6 +270,13 @@ class SmolFilms(FrameFilms):
             return max(1, high + high % 2), longest
         wide = int(longest * ratio)
         return longest, max(1, wide + wide % 2)
+
+
+def _bounded(size: dict[str, int]) -> dict[str, int]:
+    """Raises SettingError for what would take all memory, before it is cropped."""
+    if max(size.values()) > _LONGEST:
+        raise SettingError(f"size is {size}, and at most {_LONGEST} pixels per side can be served")
+    return size
 
 
 def _shown(size: tuple[int, int] | None) -> str:

@@ -73,6 +73,7 @@ def chosen(preprocessor: Preprocessor, info: FilmInfo = INFO, **options: Any) ->
         ("glm46v", {"temporal_patch_size": 1}, "sizes (14, 2, 1), but"),
         ("llava_next_video", {"do_center_crop": False}, "different sizes, but config.json asks for 112"),
         ("llava_onevision", {"do_resize": False}, "different sizes, but config.json asks for 112"),
+        ("llava_next_video", {"size": {"shortest_edge": 5000}}, "at most 4096 pixels per side"),
         ("internvl", {"initial_shift": -1}, "initial_shift is -1"),
         ("smolvlm", {"do_resize": False}, "do_resize is off"),
         ("smolvlm", {"max_image_size": {"longest_edge": 56}}, "(56, 56), but config.json asks for 112"),
