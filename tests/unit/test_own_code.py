@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -80,6 +82,28 @@ def test_what_comes_out_of_a_collective_may_be_a_peers_end(context: LoadContext)
     ):
         error = raised(call)
         assert came_of_a_collective(error) and not is_own(error), error
+
+
+def test_a_peer_that_died_is_no_fault_of_the_model(tmp_path: Path) -> None:
+    """A plain RuntimeError of gloo's, in a collective of the forward: the rank that is left is started again."""
+    code = (
+        "import os, sys, torch, torch.distributed as dist\n"
+        "from spmd_encoder.distributed.collectives import sum_over\n"
+        "from spmd_encoder.models.own_code import is_own\n"
+        "rank = int(sys.argv[1])\n"
+        "dist.init_process_group('gloo', store=dist.FileStore(sys.argv[2], 2), rank=rank, world_size=2)\n"
+        "sum_over(dist.group.WORLD, torch.zeros(4))\n"
+        "if rank: os._exit(0)\n"
+        "try:\n"
+        "    while True: sum_over(dist.group.WORLD, torch.zeros(4))\n"
+        "except RuntimeError as error: print(type(error) is RuntimeError, is_own(error))\n"
+    )
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", code, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE)
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert said[0].split() == [b"True", b"False"]
 
 
 def test_the_class_and_the_error_are_told_in_one_line() -> None:
