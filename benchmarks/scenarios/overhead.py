@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.bare_server import bare_server
 from benchmarks.checkpoints import Tower, model_path
+from benchmarks.cold_caches import cold_over_warm
 from benchmarks.connection import Connection
 from benchmarks.estimates import cpu_at_sizes, mean_batch
 from benchmarks.load_generator import Arrivals, LoadPlan, run_load
@@ -58,6 +59,7 @@ def run(options: Options) -> Report:
         with Connection(served.url) as connection:
             reply_bytes = len(connection.encode(pictures[0]).body)
     http_ms = _http_cpu_ms(replace(plan, num_requests=options.bare_requests), reply_bytes)
+    walk, compute = cold_over_warm(1 / options.rate)
     paced_ms = 1e3 * float(pace["cpu_s"]) / options.bare_requests
     if tally.errors():
         raise RuntimeError(f"the server refused work: {tally.errors()}")
@@ -72,6 +74,8 @@ def run(options: Options) -> Report:
             Check(name="the same over the model's CPU", measured=(whole_ms - model_ms) / model_ms),
             Check(name="beyond the raw tower at this rate, one by one", measured=whole_ms - paced_ms, unit="ms"),
             Check(name="a FastAPI route alone, same bodies and rate", measured=http_ms, unit="ms"),
+            Check(name="any program: 6,000 objects read after such a pause over the same in a loop", measured=walk),
+            Check(name="any program: 6,000 sums after such a pause over the same in a loop", measured=compute),
         ],
         tables=[
             Table(f"CPU milliseconds per request, {options.requests} at {options.rate:g}/s", ["", "ms"], rows),
