@@ -20,11 +20,14 @@ from collections.abc import Iterable, Sequence
 from spmd_encoder.api.types import HeldResult
 from spmd_encoder.dispatcher.commands import Command, Deliver, Fail, Key, NewJob, Send, Withdraw
 from spmd_encoder.dispatcher.directory import Directory
+from spmd_encoder.dispatcher.refusals import check_room, gave_up, not_held
 from spmd_encoder.dispatcher.routing import Load, Policy, least_tokens
 from spmd_encoder.dispatcher.suspicion import Suspicion
 from spmd_encoder.dispatcher.work import HIT_TOKENS, Hands, Work
 from spmd_encoder.errors import EncoderError, ErrorCode, time_over
 
+_HIT_WINDOWS = 4
+"""So many times `window_items` works may be in one replica's hands as hits: it may have dropped what they hope for."""
 _NOT_RUN = frozenset(
     {
         *(ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DRAINING, ErrorCode.NOT_FOUND),
@@ -67,7 +70,7 @@ class Ledger:
         self._joinable: dict[Key, Work] = {}
         self._waiting: OrderedDict[int, Work] = OrderedDict()
         self._hits: dict[int, Work] = {}
-        """Works that wait for a replica that holds their results, for no room there."""
+        """Works that wait for a replica that holds their results, for no room among those that are encoded there."""
         self._held: dict[int, Work] = {}
         """Works without bytes, wherever they are."""
         self._turn = 0
@@ -107,13 +110,13 @@ class Ledger:
         """Take all of a request's jobs, or raise EncoderError and take none: QUEUE_FULL, or TOO_LARGE for more than
         would ever fit."""
         tokens = sum(job.cost_tokens for job in jobs)
-        _check_room(len(jobs), self.num_items, self._max_items, "items", "--max-queued-items")
+        check_room(len(jobs), self.num_items, self._max_items, "items", "--max-queued-items")
         if self._max_tokens:
-            _check_room(tokens, self.num_tokens, self._max_tokens, "encoder tokens", "--max-queued-tokens")
+            check_room(tokens, self.num_tokens, self._max_tokens, "encoder tokens", "--max-queued-tokens")
         commands: list[Command] = []
         for job in jobs:
             if self._suspicion.is_refused(job.digest, now):
-                commands.append(Fail(job.job_id, self._gave_up(), None))
+                commands.append(Fail(job.job_id, gave_up(self._suspicion.quarantine_s), None))
             else:
                 self._enter(job)
         return commands + self._assign()
@@ -152,7 +155,7 @@ class Ledger:
                     work, EncoderError(ErrorCode.WORKER_DIED, "the probed replica was lost"), replica
                 )
             elif self._suspicion.is_refused(work.digest, now):
-                commands += self._fail(work, self._gave_up(), replica)
+                commands += self._fail(work, gave_up(self._suspicion.quarantine_s), replica)
             else:
                 work.alone = work.alone or work in suspected
                 self.retried += len(work.jobs)
@@ -160,7 +163,7 @@ class Ledger:
         self._wait(again)
         waiting = [*self._waiting.values(), *self._hits.values()]
         for work in [w for w in waiting if self._suspicion.is_refused(w.digest, now)]:
-            commands += self._fail(work, self._gave_up(), None)
+            commands += self._fail(work, gave_up(self._suspicion.quarantine_s), None)
         return commands + self._assign()
 
     def completed(self, replica: int, work_id: int, kept: HeldResult | None = None) -> list[Command]:
@@ -213,8 +216,10 @@ class Ledger:
         return commands + self._assign()
 
     def evicted(self, replica: int, keys: Iterable[Key]) -> list[Command]:
-        """The replica's cache has dropped these results."""
+        """The replica's cache has dropped these results: what it has in hand for them is work after all."""
+        keys = frozenset(keys)
         self._directory.forget(keys, replica)
+        self._hands[replica].no_hits(keys)
         return self._assign()
 
     def fail_all(self, error: EncoderError) -> list[Command]:
@@ -250,7 +255,7 @@ class Ledger:
         commands: list[Command] = []
         for work in list(self._held.values()):
             if work.replica is None and not self._directory.holders(work.key):
-                commands += self._fail(work, _not_held(), None)
+                commands += self._fail(work, not_held(), None)
         if dropped := [work for work in self._hits.values() if not self._directory.holders(work.key)]:
             self._wait([self._hits.pop(work.work_id) for work in dropped])
         chosen: dict[int, list[Work]] = {}
@@ -271,6 +276,8 @@ class Ledger:
             self._take(replica, work)
             chosen.setdefault(replica, []).append(work)
         for work in list(self._hits.values()):
+            if all(hands.hits >= _HIT_WINDOWS * self._window_items for hands in self._hands.values()):
+                break
             if candidates := [r for r in self._directory.holders(work.key) if self._may_hit(work, r)]:
                 del self._hits[work.work_id]
                 replica = self._choose(candidates)
@@ -298,7 +305,8 @@ class Ledger:
         )
 
     def _may_hit(self, work: Work, replica: int) -> bool:
-        return self._hands[replica].ready and self._may_go(work, replica)
+        hands = self._hands[replica]
+        return hands.ready and hands.hits < _HIT_WINDOWS * self._window_items and self._may_go(work, replica)
 
     def _may_go(self, work: Work, replica: int) -> bool:
         """Copies of a digest, for another output or withdrawn, stay on one replica, and of a suspect there is one: so a
@@ -357,34 +365,6 @@ class Ledger:
 
     def _fail(self, work: Work, error: EncoderError, replica: int | None) -> list[Fail]:
         return [Fail(job_id, error, replica) for job_id in self._close(work)]
-
-    def _gave_up(self) -> EncoderError:
-        return EncoderError(
-            ErrorCode.WORKER_DIED,
-            "two workers died while this item was being encoded; it is not tried again, and equal items are refused "
-            f"for {self._suspicion.quarantine_s:.0f} s",
-        )
-
-
-def _check_room(wanted: int, in_hand: int, limit: int, what: str, flag: str) -> None:
-    """Raises `EncoderError` TOO_LARGE or QUEUE_FULL where `wanted` more do not fit."""
-    if wanted > limit:
-        raise EncoderError(
-            ErrorCode.TOO_LARGE,
-            f"the request has {wanted} {what}, more than the server ever takes at once ({flag} {limit}); send fewer "
-            "or smaller items in a request",
-        )
-    if in_hand + wanted > limit:
-        raise EncoderError(
-            ErrorCode.QUEUE_FULL,
-            f"{in_hand} {what} are in hand and {wanted} more would pass the limit of {limit} ({flag}); try again later",
-        )
-
-
-def _not_held() -> EncoderError:
-    return EncoderError(
-        ErrorCode.NOT_FOUND, "no cache holds the result of an item with this digest; send the item itself"
-    )
 
 
 def _send(replica: int, works: Sequence[Work]) -> Send:

@@ -87,6 +87,15 @@ class Hands:
                 del self.digests[work.digest]
         return work
 
+    def no_hits(self, keys: frozenset[Key]) -> None:
+        """Works of these keys are no hits; those without bytes will fail, and cost nothing."""
+        for work in self.works.values():
+            if work.is_hit and not work.held and work.key in keys:
+                work.is_hit = False
+                self.hits -= 1
+                self.tokens += work.cost_tokens - work.charged_tokens
+                work.charged_tokens = work.cost_tokens
+
     def drop_all(self) -> list[Work]:
         """What was in them, oldest first."""
         works = sorted(self.works.values(), key=lambda work: work.work_id)

@@ -240,7 +240,8 @@ class EncoderScheduler:
     def _expire(self, pending: PendingRequest) -> None:
         is_preparing = self._batcher.stage(pending.job.job_id) is Stage.PREPARING
         self._drop(pending.job.job_id)
-        self.stats.item_dropped()
+        if not pending.job.probe:
+            self.stats.item_dropped()
         self._reply(_failed(pending.job, time_over("preprocess" if is_preparing else "queue")), ())
 
     def _drop(self, job_id: int) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import socket
 import struct
+import termios
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,21 +15,23 @@ from typing import Any
 
 from spmd_encoder.transports import zmtp
 from spmd_encoder.transports.base import Buffer, PushEndpoint
+from spmd_encoder.transports.push_turns import Farewells, Turns
 
 _CONNECT_S = 10.0
 _READ_BYTES = 4096
-_STEP_BYTES = 4 * 2**20
-"""The event loop stands still for no more than the copying of so much."""
+_INLINE_BYTES = 16 * 2**10
+"""So small a message is written at once, whoever else has something to write."""
 # What one sendmsg takes: IOV_MAX on Linux is 1024.
 _MAX_PIECES = 64
-_RESET = struct.pack("ii", 1, 0)
-"""For SO_LINGER: what the peer has not taken yet is thrown away."""
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
 )
+
+
+_NO_PULL = "it closed the connection in the handshake, as all do but PULL sockets without a security mechanism"
 
 
 class PeerLostError(Exception):
@@ -44,9 +48,9 @@ class _Message:
     is_parcel: bool = True
     has_begun: bool = False
 
-    def next_step(self) -> list[memoryview]:
+    def first(self, max_bytes: int) -> list[memoryview]:
         step: list[memoryview] = []
-        room = _STEP_BYTES
+        room = max_bytes
         for piece in itertools.islice(self.pieces, _MAX_PIECES):
             if room <= 0:
                 break
@@ -68,19 +72,24 @@ class _Message:
 class PushPeer:
     """A connection that is used until it is lost, and not again after that. Belongs to the running event loop.
 
-    `on_lost` is called once, when it is lost or closed. `pending` and `pending_bytes` count parcels that were given to
-    `send` and still hold memory.
+    `on_lost` is called once, when it is lost or closed. `patience_s`: so long a message that has begun goes on after
+    its caller has gone. `pending` and `pending_bytes` count parcels that were given to `send` and still hold memory.
     """
 
     endpoint: PushEndpoint
+    turns: Turns
+    farewells: Farewells
     on_lost: Callable[[PushPeer], None]
+    patience_s: float
     pending: int = 0
     pending_bytes: int = 0
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _waiting: deque[_Message] = field(default_factory=deque)
     _peer: zmtp.PullPeer = field(default_factory=zmtp.PullPeer)
     _socket: socket.socket | None = None
-    _is_writing: bool = False
+    _is_blocked: bool = False
+    """Whether the event loop tells when the connection takes more."""
+    _is_in_line: bool = False
     _lost: str | None = None
 
     def __post_init__(self) -> None:
@@ -90,8 +99,8 @@ class PushPeer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing of a parcel is still to be written."""
-        return not self.pending
+        """Whether the receiver's machine has all that was sent."""
+        return not self.pending and not self._unsent_bytes()
 
     @property
     def is_lost(self) -> bool:
@@ -102,7 +111,7 @@ class PushPeer:
     async def send(self, frames: Sequence[Buffer], num_bytes: int) -> None:
         """Return when all frames are written to the connection; they are not copied before. Raises PeerLostError.
 
-        A caller that is cancelled takes its message back, unless a part of it is written: then it is finished.
+        A caller that is cancelled takes its message back, unless a part of it is written: then it goes on for a while.
         """
         if self.is_lost:
             raise PeerLostError(self._lost)
@@ -111,21 +120,25 @@ class PushPeer:
         self._waiting.append(sent)
         self.pending += 1
         self.pending_bytes += num_bytes
-        if self._peer.is_ready and not self._is_writing:
-            self._write()
+        self._write_soon()
         try:
             await sent.gone
         finally:
             if not sent.has_begun and sent in self._waiting:
                 self._waiting.remove(sent)
                 self._released(sent)
+            elif sent.gone.cancelled():
+                self._loop.call_later(self.patience_s, self.give_up, "it takes nothing")
 
-    def close(self, why: str, *, at_once: bool = True) -> None:
-        """Callers of `send` get PeerLostError. `at_once` also takes back what the receiver's machine has not taken
-        yet; else the kernel goes on with that. May be called again."""
-        if self._socket is not None and not at_once:
-            self._read()  # what lies there unread would make a reset of this end
-        self._lose(why, at_once=at_once)
+    def give_up(self, why: str) -> None:
+        """Close it where a message has begun whose caller has gone: what is behind it would wait for ever."""
+        if self._waiting and self._waiting[0].has_begun and self._waiting[0].gone.cancelled():
+            self.close(why)
+
+    def close(self, why: str) -> None:
+        """Callers of `send` get PeerLostError: of what they sent the receiver has a part at most, which its ZMQ throws
+        away. What was sent before still goes its way. May be called again."""
+        self._lose(why, parts_well=True)
 
     # -- the connection
 
@@ -164,13 +177,13 @@ class PushPeer:
             self._lose(str(fault))
             return
         if not data:
-            self._lose("it closed the connection")
+            self._lose("it closed the connection" if self._peer.is_ready else _NO_PULL)
         elif self._peer.is_ready:
             self._late.cancel()
-            if not self._is_writing:
-                self._write()
+            self._write_soon()
 
-    def _lose(self, why: str, *, at_once: bool = True) -> None:
+    def _lose(self, why: str, *, parts_well: bool = False) -> None:
+        """`parts_well`: the receiver is sound as far as is known, and gets what the kernel still has for it."""
         if self._lost is not None:
             return
         self._lost = why
@@ -180,9 +193,10 @@ class PushPeer:
             self._socket = None
             self._loop.remove_reader(sock.fileno())
             self._loop.remove_writer(sock.fileno())
-            if at_once:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            sock.close()
+            if parts_well:
+                self.farewells.add(sock)
+            else:
+                sock.close()
         while self._waiting:
             message = self._waiting.popleft()
             self._released(message)
@@ -191,15 +205,40 @@ class PushPeer:
                 message.gone.exception()  # its caller may have gone
         self.on_lost(self)
 
+    def _unsent_bytes(self) -> int:
+        """What the kernel holds because the receiver's machine has not acknowledged it (SIOCOUTQ of tcp(7))."""
+        if self._socket is None:
+            return 0
+        (unsent,) = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))
+        return int(unsent)
+
     # -- messages
 
-    def _write(self) -> None:
-        """A step, or less if the connection takes no more; the event loop calls again when it does."""
-        assert self._socket is not None
-        room = _STEP_BYTES
+    def _write_soon(self) -> None:
+        if (
+            self._is_blocked
+            or self._is_in_line
+            or not (self._peer.is_ready and (self._waiting or self._peer.owes_pong))
+        ):
+            return
+        if len(self._waiting) == 1 and self._waiting[0].num_bytes <= _INLINE_BYTES:
+            self.write(2 * _INLINE_BYTES)
+        else:
+            self._is_in_line = True
+            self.turns.ask(self)
+
+    def stays_in_line(self) -> bool:
+        """For `Turns`."""
+        self._is_in_line = self._socket is not None and not self._is_blocked and bool(self._waiting)
+        return self._is_in_line
+
+    def write(self, max_bytes: int) -> int:
+        """For `Turns`: up to so much, or what the connection takes; the event loop tells when it takes more."""
+        self._is_in_line = False
+        room = max_bytes
         try:
-            while room > 0 and (message := self._next_message()) is not None:
-                sent = self._socket.sendmsg(message.next_step())
+            while self._socket is not None and room > 0 and (message := self._next_message()) is not None:
+                sent = self._socket.sendmsg(message.first(room))
                 room -= sent
                 message.written(sent)
                 if not message.pieces:
@@ -208,16 +247,18 @@ class PushPeer:
                     if not message.gone.done():
                         message.gone.set_result(None)
         except BlockingIOError:
-            pass
+            assert self._socket is not None
+            self._is_blocked = True
+            self._loop.add_writer(self._socket.fileno(), self._writable)
         except OSError:
             self._lose("it closed the connection")
-            return
-        if bool(self._waiting) != self._is_writing:
-            self._is_writing = not self._is_writing
-            if self._is_writing:
-                self._loop.add_writer(self._socket.fileno(), self._write)
-            else:
-                self._loop.remove_writer(self._socket.fileno())
+        return max_bytes - room
+
+    def _writable(self) -> None:
+        assert self._socket is not None
+        self._loop.remove_writer(self._socket.fileno())
+        self._is_blocked = False
+        self._write_soon()
 
     def _next_message(self) -> _Message | None:
         """The answer to a PING goes before messages that have not begun, so that it never waits behind another one."""

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Generic
 
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.transports.base import Buffer, Framing, ParcelT, PushEndpoint
 from spmd_encoder.transports.push_peer import PeerLostError, PushPeer
+from spmd_encoder.transports.push_turns import Farewells, Turns
 
 MAX_PEERS = 256
 """Most endpoints connected at once: each costs this process a descriptor. Others wait for a place."""
+_LINGER_S = 1.0
+_LOOK_S = 0.05
 IDLE_S = 60.0
 """An endpoint that got nothing for this long is let go of."""
 
@@ -46,6 +50,8 @@ class ZmqPush(Generic[ParcelT]):
         self._idle_s = idle_s
         self._allowed_hosts = frozenset(map(str.lower, allowed_hosts))
         self._peers: dict[PushEndpoint, PushPeer] = {}  # the one that was asked for last is the last
+        self._turns = Turns()
+        self._farewells = Farewells(max_peers)
         self._room = asyncio.Event()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
@@ -62,6 +68,7 @@ class ZmqPush(Generic[ParcelT]):
         """See `Transport.deliver`. Raises `EncoderError` DELIVERY_FAILED."""
         if not self.allows(destination):
             raise _failed(destination, "its host is none of --push-allowed-hosts")
+        peer = None
         try:
             async with asyncio.timeout(self._timeout_s):
                 frames = await self._frames(parcel)
@@ -74,12 +81,11 @@ class ZmqPush(Generic[ParcelT]):
                 finally:
                     self._room.set()
         except TimeoutError:
-            # What lies there still would come after its sender has given it up, and holds up all that is behind it.
             why = f"it took nothing for {self._timeout_s:g} s"
-            self._drop(destination, why)
+            if peer is not None:
+                peer.give_up(why)
             raise _failed(destination, why) from None
         except PeerLostError as error:
-            self._drop(destination, str(error))
             raise _failed(destination, str(error)) from None
 
     async def close(self) -> None:
@@ -88,8 +94,9 @@ class ZmqPush(Generic[ParcelT]):
         if self._sweep is not None:
             self._sweep.cancel()
         for peer in list(self._peers.values()):
-            peer.close("the server is ending", at_once=not peer.is_idle)
+            peer.close("the server is ending")
         self._room.set()
+        await self._farewells.close(_LINGER_S)
 
     async def _frames(self, parcel: ParcelT) -> Sequence[Buffer]:
         if len(parcel.chunks) <= 1:
@@ -104,23 +111,23 @@ class ZmqPush(Generic[ParcelT]):
                 self._peers[endpoint] = self._peers.pop(endpoint)
                 return peer
             if len(self._peers) < self._max_peers or self._evict_oldest():
-                peer = self._peers[endpoint] = PushPeer(endpoint, self._lost)
+                peer = self._peers[endpoint] = self._new_peer(endpoint)
                 self._sweep_later()
                 return peer
             self._room.clear()
-            await self._room.wait()
+            with suppress(TimeoutError):  # nobody tells when a receiver's machine has taken the rest of what was sent
+                await asyncio.wait_for(self._room.wait(), _LOOK_S)
         raise PeerLostError("the server is ending")
 
     def _evict_oldest(self) -> bool:
         """Make a place. False where all connections are in use."""
         oldest = next((peer for peer in self._peers.values() if peer.is_idle), None)
         if oldest is not None:
-            oldest.close("its place was needed", at_once=False)
+            oldest.close("its place was needed")
         return oldest is not None
 
-    def _drop(self, endpoint: PushEndpoint, why: str) -> None:
-        if (peer := self._peers.get(endpoint)) is not None:
-            peer.close(why)
+    def _new_peer(self, endpoint: PushEndpoint) -> PushPeer:
+        return PushPeer(endpoint, self._turns, self._farewells, self._lost, patience_s=self._timeout_s)
 
     def _lost(self, peer: PushPeer) -> None:
         if self._peers.get(peer.endpoint) is peer:
@@ -137,7 +144,7 @@ class ZmqPush(Generic[ParcelT]):
         oldest = asyncio.get_running_loop().time() - self._idle_s
         for peer in list(self._peers.values()):
             if peer.is_idle and peer.last_used <= oldest:
-                peer.close("it was not used for long", at_once=False)
+                peer.close("it was not used for long")
         if self._peers:
             self._sweep_later()
 

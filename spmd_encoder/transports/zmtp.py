@@ -70,6 +70,10 @@ class PullPeer:
         """Whether messages may be sent."""
         return self._expects is _Expects.COMMANDS
 
+    @property
+    def owes_pong(self) -> bool:
+        return self._pong is not None
+
     def take_pong(self) -> bytes | None:
         """The answer that the last PING still wants, once."""
         pong, self._pong = self._pong, None

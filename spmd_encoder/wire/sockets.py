@@ -98,7 +98,7 @@ class RouterSocket(Generic[M]):
         self._socket = _plain_socket(context, zmq.ROUTER)
         self._socket.setsockopt(zmq.PLAIN_SERVER, 1)
         self._socket.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
-        # A peer that is gone must be an error here, not a silent drop; the window of jobs bounds the queue.
+        # A peer that is gone must be an error here, not a silent drop; the windows of works and hits bound the queue.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)

@@ -20,6 +20,7 @@ from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.transports.base import PushEndpoint
 from spmd_encoder.transports.item_frames import item_frames
 from spmd_encoder.transports.push_peer import PushPeer
+from spmd_encoder.transports.push_turns import Farewells, Turns
 from spmd_encoder.transports.zmq_push import ZmqPush
 from tests.harness import zmtp
 from tests.harness.examples import examples, within
@@ -200,7 +201,8 @@ async def test_a_receiver_that_says_much_keeps_the_loop_from_nobody() -> None:
     lost = asyncio.Event()
     turns = 0
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        peer = PushPeer(PushEndpoint("127.0.0.1", listener.getsockname()[1]), lambda _: lost.set())
+        endpoint = PushEndpoint("127.0.0.1", listener.getsockname()[1])
+        peer = PushPeer(endpoint, Turns(), Farewells(1), lambda _: lost.set(), patience_s=10.0)
         sock, _ = await asyncio.to_thread(listener.accept)
         with sock:
             sock.sendall(flood + zmtp.frame(b"\4NONE", zmtp.COMMAND))

@@ -86,6 +86,9 @@ class LedgerModel:
     def tokens(self, replica: int) -> int:
         return sum(work.charged for work in self.at(replica).values())
 
+    def hits(self, replica: int) -> int:
+        return len(self.at(replica)) - len(self.encodes(replica))
+
     def is_refused(self, digest: str) -> bool:
         return self.refused.get(digest, self.now) > self.now
 
@@ -181,6 +184,7 @@ class LedgerModel:
                 continue
             in_hand = self.encodes(send.replica)
             assert len(in_hand) <= self.window
+            assert self.hits(send.replica) <= 4 * self.window
             assert len(in_hand) == 1 or sum(work.charged for work in in_hand) <= self.window_tokens
         sent = [work_id for send in sends for work_id in send.work_ids if not self.works[work_id].is_hit]
         for work_id in self.waiting():

@@ -193,6 +193,9 @@ class LedgerMachine(LedgerModel, RuleBasedStateMachine):
     @rule(data=st.data(), digest=digests, output=outputs)
     def evicted(self, data: st.DataObject, digest: str, output: str) -> None:
         replica = data.draw(st.sampled_from(self.replicas))
+        for work in self.at(replica).values():
+            if work.is_hit and not work.first.held and work.first.key == (digest, output):
+                work.is_hit, work.charged = False, work.first.cost_tokens
         self.expect(self.ledger.evicted(replica, [(digest, output)]))
         assert replica not in self.directory.holders((digest, output))
 
@@ -250,7 +253,8 @@ class LedgerMachine(LedgerModel, RuleBasedStateMachine):
             work = self.works[work_id]
             may = [replica for replica in self.ready if self.may_go(work, replica)]
             if holders := self.directory.holders(work.first.key):
-                assert not set(holders) & set(may), "what a cache holds waits for no room"
+                there = {replica for replica in holders if self.hits(replica) < 4 * self.window}
+                assert not there & set(may), "what a cache holds waits for no room among encodes"
                 continue
             free = {replica for replica in self.replicas if self.has_room(work, replica)}
             if not free:

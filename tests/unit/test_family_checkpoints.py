@@ -128,7 +128,8 @@ def test_the_hub_is_asked_for_the_towers_shards_only(sharded: Path, monkeypatch:
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     resolve_checkpoint("some/model", None, sharded)
-    assert asked[-1] == ["*.json", "a.safetensors", "b.safetensors"]
+    single = checkpoint.SINGLE  # which transformers would take, were it there
+    assert asked[-1] == ["*.json", "a.safetensors", "b.safetensors", single]
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_vl", "qwen3_vl"])

@@ -86,6 +86,23 @@ def test_what_is_held_waits_for_no_room_and_takes_none() -> None:
     assert placed(book.completed(0, 2)) == {0: (3,)}
 
 
+def test_what_may_have_been_dropped_meanwhile_is_bounded_and_charged_when_that_is_known() -> None:
+    book = ledger(1, items=2, known=100)
+    for number in range(10):
+        book.submit([job(number, f"x{number}", cost=50)], 0.0)
+        book.completed(0, number, KEPT)
+    again = [job(100 + number, f"x{number}", cost=50) for number in range(10)]
+    assert placed(book.submit(again, 0.0)) == {0: tuple(range(100, 108))}, "four times as many as are encoded"
+    assert book.load(0).outstanding_tokens == 8
+    assert book.waiting_tokens == 2
+    assert placed(book.evicted(0, [(f"x{number}", "tokens") for number in range(3)])) == {0: (108, 109)}
+    assert book.load(0).outstanding_tokens == 3 * 50 + 7
+    assert placed(book.submit([job(200)], 0.0)) == {}, "three are encoded already"
+    before = book.answered_tokens
+    book.completed(0, 100, KEPT)
+    assert book.answered_tokens == before + 50
+
+
 def test_what_is_held_waits_for_its_holder_to_come_back_or_to_be_lost() -> None:
     book = ledger(2, known=10)
     book.submit([job(1, "x")], 0.0)

@@ -9,9 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 import zmq
@@ -20,8 +21,11 @@ import zmq.asyncio
 from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.transports.base import Parcel, ParcelError, ParcelHeader, PushEndpoint
+from spmd_encoder.transports.push_turns import TURN_BYTES, Turns
 from spmd_encoder.transports.sglang_frames import ClassPath, SglangFraming
 from spmd_encoder.transports.zmq_push import ZmqPush
+from spmd_encoder.transports.zmtp import HELLO, message
+from tests.harness import zmtp
 from tests.harness.sglang_receiver import CURRENT, Receiver
 
 pytestmark = pytest.mark.timeout(30)
@@ -378,3 +382,140 @@ async def test_the_addresses_of_a_name_are_tried_in_turn(make: Make, monkeypatch
         await push.deliver(parcel(), PushEndpoint("receiver.invalid", receiver.port))
         assert (await receiver.message()).values().shape == (2, 4)
     assert "name of a host" in await fails(push, PushEndpoint("a..b", receiver.port)) or push.num_peers == 0
+
+
+def taken(sock: socket.socket, until: int | None = None) -> bytes:
+    """What comes until so many bytes have, or until the end."""
+    data = b""
+    while (until is None or len(data) < until) and (piece := sock.recv(2**16)):
+        data += piece
+    return data
+
+
+@dataclass
+class SlowPuller:
+    """A PULL socket by hand, which reads when it is told to."""
+
+    listener: socket.socket
+
+    def __post_init__(self) -> None:
+        self.endpoint = PushEndpoint("127.0.0.1", self.listener.getsockname()[1])
+
+    def shake_hands(self) -> socket.socket:
+        sock, _ = self.listener.accept()
+        sock.settimeout(10)
+        taken(sock, len(HELLO))
+        sock.sendall(zmtp.greeting(b"NULL") + zmtp.ready(b"READY", b"PULL"))
+        return sock
+
+
+@pytest.fixture
+def slow() -> Iterator[SlowPuller]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield SlowPuller(listener)
+
+
+async def sent_to(slow: SlowPuller, push: ZmqPush, big: Parcel) -> socket.socket:
+    sock, _ = await asyncio.gather(asyncio.to_thread(slow.shake_hands), push.deliver(big, slow.endpoint))
+    return sock
+
+
+PING = zmtp.frame(b"\x04PING\0\0", zmtp.COMMAND)
+BIG = parcel(rows=256, dim=1024)  # 1 MiB, of which a receiver that reads nothing has a part
+
+
+def wire_bytes(big: Parcel) -> bytes:
+    return b"".join(message(FRAMING(big)))
+
+
+async def test_what_was_sent_arrives_after_the_end_whatever_comes_meanwhile(make: Make, slow: SlowPuller) -> None:
+    push = make()
+    with await sent_to(slow, push, BIG) as sock:
+        closing = asyncio.create_task(push.close())
+        while push.num_peers:
+            await asyncio.sleep(0)
+        sock.sendall(PING)  # a closed connection would be answered by a reset, which takes the rest away
+        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(taken, sock) == wire_bytes(BIG)
+    await closing
+
+
+async def test_a_later_message_that_is_given_up_takes_none_before_it_away(make: Make, slow: SlowPuller) -> None:
+    push = make(timeout_s=0.5)
+    with await sent_to(slow, push, BIG) as sock:
+        assert "took nothing" in await fails(push, slow.endpoint, parcel(rows=1024, dim=16384))
+        assert push.num_peers == 0
+        got = await asyncio.to_thread(taken, sock)
+    assert got.startswith(wire_bytes(BIG))
+    assert len(got) < len(wire_bytes(BIG)) + 60 * MIB, "the other is not whole"
+
+
+async def test_a_connection_is_not_let_go_of_before_its_receiver_has_all(make: Make, slow: SlowPuller) -> None:
+    push = make(max_peers=1, idle_s=0.05)
+    with await sent_to(slow, push, BIG) as sock, Receiver() as other:
+        waiting = asyncio.create_task(push.deliver(parcel(), to(other)))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        assert list(push._peers) == [slow.endpoint]
+        assert await asyncio.to_thread(taken, sock, len(wire_bytes(BIG))) == wire_bytes(BIG)
+        await waiting
+        assert (await other.message()).values().shape == (2, 4)
+
+
+async def test_a_message_that_has_begun_without_a_caller_does_not_stay_for_ever(make: Make, slow: SlowPuller) -> None:
+    push = make(timeout_s=0.5)
+    with await sent_to(slow, push, BIG):
+        task = asyncio.create_task(push.deliver(parcel(rows=1024, dim=16384), slow.endpoint))
+        while not push._peers[slow.endpoint].pending:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        while push.num_peers:
+            await asyncio.sleep(0.02)
+
+
+async def test_time_that_is_over_before_a_connection_is_used_costs_it_nothing() -> None:
+    def framing(sent: Parcel) -> Sequence[bytes | memoryview]:
+        if len(sent.chunks) > 1:
+            time.sleep(0.5)
+        return FRAMING(sent)
+
+    push = ZmqPush(framing, timeout_s=0.2, max_peer_bytes=64 * MIB)
+    with Receiver() as receiver:
+        await push.deliver(parcel(), to(receiver))
+        (peer,) = push._peers.values()
+        halves = replace(parcel(), chunks=(bytes(16), bytes(16)))
+        assert "took nothing" in await fails(push, to(receiver), halves)
+        await push.deliver(parcel(), to(receiver))
+        assert list(push._peers.values()) == [peer]
+    await push.close()
+
+
+class Stack:
+    """Something to write, without a connection."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.left = num_bytes
+        self.written: list[int] = []
+
+    def write(self, max_bytes: int) -> int:
+        self.written.append(min(max_bytes, self.left))
+        self.left -= self.written[-1]
+        return self.written[-1]
+
+    def stays_in_line(self) -> bool:
+        return self.left > 0
+
+
+async def test_all_connections_together_write_little_in_a_turn_of_the_loop_and_each_its_share() -> None:
+    turns, stacks = Turns(), [Stack(3 * MIB) for _ in range(50)]
+    for stack in stacks:
+        turns.ask(stack)
+    done = [sum(map(sum, (stack.written for stack in stacks)))]
+    while any(stack.left for stack in stacks):
+        await asyncio.sleep(0)
+        done.append(sum(map(sum, (stack.written for stack in stacks))))
+        counts = [len(stack.written) for stack in stacks]
+        assert max(counts) - min(counts) <= 2
+    assert max(b - a for a, b in zip([0, *done], done, strict=False)) <= TURN_BYTES
+    assert all(sum(stack.written) == 3 * MIB for stack in stacks)
