@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from spmd_encoder.dispatcher.pace import LEAST_S, MOST_S, Pace
+import pytest
+
+from spmd_encoder.dispatcher.pace import KEPT_S, LEAST_S, MOST_S, Pace
 
 
 def test_it_follows_what_was_answered() -> None:
@@ -15,23 +17,40 @@ def test_it_follows_what_was_answered() -> None:
     assert pace.wait_s(10**9, 5.0) == MOST_S
 
 
+def test_only_the_last_seconds_count() -> None:
+    pace = Pace()
+    for second in range(100):
+        pace.answered(10 if second < 50 else 1000, float(second))
+    assert pace.wait_s(5000, 99.0) == pytest.approx(5.0)
+
+
+def test_a_world_that_stops_answering_seems_slow() -> None:
+    pace = Pace()
+    for second in range(11):
+        pace.answered(100, float(second))
+    assert pace.wait_s(1000, 10.0) == pytest.approx(10.0)
+    assert pace.wait_s(1000, 20.0) == pytest.approx(20.0)
+
+
 def test_the_past_is_forgotten() -> None:
     pace = Pace()
-    pace.answered(1_000_000, 0.0)
-    pace.answered(10, 15.0)
-    assert pace.wait_s(20, 20.0) == 20.0, "10 tokens in 10 s"
-    assert pace.wait_s(200, 30.0) == LEAST_S
+    for second in range(11):
+        pace.answered(100, float(second))
+    pace.begin()
+    assert pace.wait_s(1000, 10.0 + KEPT_S) > LEAST_S
+    assert pace.wait_s(1000, 10.1 + KEPT_S) == LEAST_S
 
 
 def test_time_without_work_does_not_make_a_burst_seem_slow() -> None:
     pace = Pace()
-    pace.answered(10, 92.0)
-    pace.begin()
-    assert pace.wait_s(4000, 100.0) == LEAST_S, "nothing is known of this burst yet"
-    pace.answered(400, 103.0)
-    assert pace.wait_s(4000, 103.0) == LEAST_S, "the time until the first answer is no pace"
-    pace.answered(400, 103.5)
-    assert pace.wait_s(4000, 103.5) == 5.0, "400 tokens in half a second"
+    for tenth in range(11):
+        pace.answered(100, tenth / 10)
+    for burst in range(1, 5):  # ten seconds apart, one of which is busy
+        pace.begin()
+        assert pace.wait_s(5000, 10.0 * burst) == pytest.approx(5.0), "known from the burst before"
+        for tenth in range(11):
+            pace.answered(100, 10.0 * burst + 3.0 + tenth / 10)  # the time until the first answer is no pace
+        assert pace.wait_s(5000, 10.0 * burst + 4.0) == pytest.approx(5.0)
 
 
 def test_nothing_is_in_hand_for_longer_than_a_request_may_take() -> None:
