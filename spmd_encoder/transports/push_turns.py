@@ -29,7 +29,6 @@ class Turns:
     """Round robin among all connections of a transport that have something to write."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._queue: deque[Writer] = deque()
         self._left = TURN_BYTES
         self._is_due = False
@@ -42,7 +41,7 @@ class Turns:
             self._queue.append(writer)
         if (self._queue or self._left < TURN_BYTES) and not self._is_due:
             self._is_due = True
-            self._loop.call_soon(self._next_turn)
+            asyncio.get_running_loop().call_soon(self._next_turn)
 
     def _let(self, writer: Writer) -> None:
         self._left -= writer.write(min(SLICE_BYTES, self._left))
@@ -56,7 +55,7 @@ class Turns:
             self._let(self._queue.popleft())
         if self._left < TURN_BYTES:
             self._is_due = True
-            self._loop.call_soon(self._next_turn)
+            asyncio.get_running_loop().call_soon(self._next_turn)
 
 
 class Farewells:
@@ -66,7 +65,6 @@ class Farewells:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._loop = asyncio.get_running_loop()
         self._timers: dict[socket.socket, asyncio.TimerHandle] = {}
         self._heard: dict[socket.socket, int] = {}
 
@@ -82,13 +80,15 @@ class Farewells:
         if len(self._timers) >= self._most:
             sock.close()
             return
-        self._timers[sock] = self._loop.call_later(FAREWELL_S, self._end, sock)
-        self._loop.add_reader(sock.fileno(), self._hear, sock)
+        loop = asyncio.get_running_loop()
+        self._timers[sock] = loop.call_later(FAREWELL_S, self._end, sock)
+        loop.add_reader(sock.fileno(), self._hear, sock)
 
     async def close(self, timeout_s: float) -> None:
         """Give them so much time."""
-        end = self._loop.time() + timeout_s
-        while self._timers and self._loop.time() < end:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        while self._timers and loop.time() < end:
             await asyncio.sleep(0.01)
         for sock in list(self._timers):
             self._end(sock)
@@ -107,5 +107,5 @@ class Farewells:
     def _end(self, sock: socket.socket) -> None:
         self._timers.pop(sock).cancel()
         self._heard.pop(sock, None)
-        self._loop.remove_reader(sock.fileno())
+        asyncio.get_running_loop().remove_reader(sock.fileno())
         sock.close()
