@@ -319,8 +319,13 @@ async def test_a_process_that_stands_still_while_it_loads_is_replaced() -> None:
             os.kill(child.pid, signal.SIGSTOP)
         return child
 
-    async with pool_of(1, starter=first_is_stopped, start_timeout_s=5.0) as pool:
-        assert await asyncio.wait_for(ask(pool, b"abc"), 60) == b"cba"
+    async with pool_of(1, starter=first_is_stopped, start_timeout_s=5.0, timeout_s=5.0) as pool:
+        try:
+            answer = await asyncio.wait_for(ask(pool, b"abc"), 60)
+        except EncoderError as error:  # on a busy machine it may have loaded before it was stopped
+            assert error.code is ErrorCode.OVERLOADED
+            answer = await asyncio.wait_for(ask(pool, b"abc"), 60)
+        assert answer == b"cba"
         assert starts == 2
 
 
