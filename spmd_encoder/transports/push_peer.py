@@ -128,12 +128,16 @@ class PushPeer:
                 self._waiting.remove(sent)
                 self._released(sent)
             elif sent.gone.cancelled():
-                self._loop.call_later(self.patience_s, self.give_up, "it takes nothing")
+                self._loop.call_later(self.patience_s, self._out_of_patience, sent)
 
     def give_up(self, why: str) -> None:
         """Close it where a message has begun whose caller has gone: what is behind it would wait for ever."""
         if self._waiting and self._waiting[0].has_begun and self._waiting[0].gone.cancelled():
             self.close(why)
+
+    def _out_of_patience(self, sent: _Message) -> None:
+        if self._waiting and self._waiting[0] is sent:
+            self.close("it takes nothing")
 
     def close(self, why: str) -> None:
         """Callers of `send` get PeerLostError: of what they sent the receiver has a part at most, which its ZMQ throws
@@ -223,9 +227,10 @@ class PushPeer:
             return
         if len(self._waiting) == 1 and self._waiting[0].num_bytes <= _INLINE_BYTES:
             self.write(2 * _INLINE_BYTES)
-        else:
-            self._is_in_line = True
-            self.turns.ask(self)
+            if not self.stays_in_line():  # what describes the rows may be longer than they are
+                return
+        self._is_in_line = True
+        self.turns.ask(self)
 
     def stays_in_line(self) -> bool:
         """For `Turns`."""

@@ -116,7 +116,8 @@ class ZmqPush(Generic[ParcelT]):
                 return peer
             self._room.clear()
             with suppress(TimeoutError):  # nobody tells when a receiver's machine has taken the rest of what was sent
-                await asyncio.wait_for(self._room.wait(), _LOOK_S)
+                async with asyncio.timeout(_LOOK_S):
+                    await self._room.wait()
         raise PeerLostError("the server is ending")
 
     def _evict_oldest(self) -> bool:

@@ -462,6 +462,16 @@ async def test_a_connection_is_not_let_go_of_before_its_receiver_has_all(make: M
         assert (await other.message()).values().shape == (2, 4)
 
 
+async def test_a_small_parcel_may_have_a_long_description(make: Make) -> None:
+    push = make()
+    long = replace(failure(), error=ParcelError(status=503, message="x" * 300_000))
+    with Receiver() as receiver:
+        await push.deliver(parcel(), to(receiver))  # now there is a connection, which takes what is small at once
+        await receiver.message()
+        await push.deliver(long, to(receiver))
+        assert (await receiver.message()).head.error_msg == "x" * 300_000
+
+
 async def test_a_message_that_has_begun_without_a_caller_does_not_stay_for_ever(make: Make, slow: SlowPuller) -> None:
     push = make(timeout_s=0.5)
     with await sent_to(slow, push, BIG):

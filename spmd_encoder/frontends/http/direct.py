@@ -1,7 +1,7 @@
 """A shorter way to the routes that take nothing but the request and give nothing but a response.
 
-FastAPI asks three registries of telemetry, passes six middlewares of its own, matches a path with every route, solves
-dependencies and validates the reply, whatever a route needs: some 40 % of the front end's time in profiles. The routes
+FastAPI asks for telemetry, passes middlewares of its own, matches a path with every route, solves dependencies and
+validates the reply, whatever a route needs: a third of the front end's time in profiles. The routes
 stay FastAPI's, which documents them and answers all that is not an exact match here, such as another method.
 """
 
