@@ -23,6 +23,9 @@ _INLINE_BYTES = 16 * 2**10
 """So small a message is written at once, whoever else has something to write."""
 # What one sendmsg takes: IOV_MAX on Linux is 1024.
 _MAX_PIECES = 64
+# Each byte that a peer says costs the event loop time: a PULL socket says 25 bytes per heartbeat at most.
+_MOST_SAID_BYTES = 16 * 2**10
+_MOST_SAID_BYTES_PER_S = 4 * 2**10
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -93,7 +96,10 @@ class PushPeer:
     _lost: str | None = None
 
     def __post_init__(self) -> None:
-        self.last_used = self._loop.time()
+        now = self._loop.time()
+        self.last_used = self._moved_at = self._heard_at = now
+        self._seen_unsent_bytes = 0
+        self._may_say_bytes = float(_MOST_SAID_BYTES)
         self._late = self._loop.call_later(_CONNECT_S, self._too_late)
         self._connecting = self._loop.create_task(self._connect())
 
@@ -101,6 +107,14 @@ class PushPeer:
     def is_idle(self) -> bool:
         """Whether the receiver's machine has all that was sent."""
         return not self.pending and not self._unsent_bytes()
+
+    def still_s(self) -> float:
+        """For how long it has taken nothing, as far as those have seen who asked. Says nothing of an idle one."""
+        if self.pending and not self._is_blocked:
+            return 0.0  # not its fault, or that of a handshake, which has a time of its own
+        if (unsent := self._unsent_bytes()) != self._seen_unsent_bytes:
+            self._seen_unsent_bytes, self._moved_at = unsent, self._loop.time()
+        return self._loop.time() - self._moved_at
 
     @property
     def is_lost(self) -> bool:
@@ -172,6 +186,7 @@ class PushPeer:
             return
         try:
             data = self._socket.recv(_READ_BYTES)
+            self._check_pace(len(data))
             self._peer.feed(data)
         except BlockingIOError:
             return
@@ -185,6 +200,15 @@ class PushPeer:
         elif self._peer.is_ready:
             self._late.cancel()
             self._write_soon()
+
+    def _check_pace(self, num_bytes: int) -> None:
+        """Raises NotAPullerError where it says so much that others would have to wait for us to listen."""
+        now = self._loop.time()
+        more = _MOST_SAID_BYTES_PER_S * (now - self._heard_at)
+        self._may_say_bytes = min(_MOST_SAID_BYTES, self._may_say_bytes + more) - num_bytes
+        self._heard_at = now
+        if self._may_say_bytes < 0:
+            raise zmtp.NotAPullerError("it says more than a PULL socket does")
 
     def _lose(self, why: str, *, parts_well: bool = False) -> None:
         """`parts_well`: the receiver is sound as far as is known, and gets what the kernel still has for it."""
@@ -245,6 +269,7 @@ class PushPeer:
             while self._socket is not None and room > 0 and (message := self._next_message()) is not None:
                 sent = self._socket.sendmsg(message.first(room))
                 room -= sent
+                self._moved_at = self._loop.time()
                 message.written(sent)
                 if not message.pieces:
                     self._waiting.popleft()
@@ -275,6 +300,7 @@ class PushPeer:
         return self._waiting[0] if self._waiting else None
 
     def _released(self, message: _Message) -> None:
+        message.pieces.clear()  # an error's traceback, or a timer, may hold the message for long
         if message.is_parcel:
             self.pending -= 1
             self.pending_bytes -= message.num_bytes

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import Generic
 
 from spmd_encoder.errors import EncoderError, ErrorCode
@@ -23,6 +24,8 @@ _LINGER_S = 1.0
 _LOOK_S = 0.05
 IDLE_S = 60.0
 """An endpoint that got nothing for this long is let go of."""
+STILL_S = 10.0
+"""One that took nothing for this long is let go of where its place is needed."""
 
 
 class ZmqPush(Generic[ParcelT]):
@@ -41,6 +44,7 @@ class ZmqPush(Generic[ParcelT]):
         max_peer_bytes: int,
         max_peers: int = MAX_PEERS,
         idle_s: float = IDLE_S,
+        still_s: float = STILL_S,
         allowed_hosts: Sequence[str] = (),
     ) -> None:
         self._framing = framing
@@ -48,10 +52,13 @@ class ZmqPush(Generic[ParcelT]):
         self._max_peer_bytes = max_peer_bytes
         self._max_peers = max_peers
         self._idle_s = idle_s
+        self._still_s = still_s
         self._allowed_hosts = frozenset(map(str.lower, allowed_hosts))
         self._peers: dict[PushEndpoint, PushPeer] = {}  # the one that was asked for last is the last
         self._turns = Turns()
         self._farewells = Farewells(max_peers)
+        self._line = asyncio.Lock()
+        """Of those who need a place: the first of them looks for one, so that many who wait cost no more than one."""
         self._room = asyncio.Event()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
@@ -105,27 +112,42 @@ class ZmqPush(Generic[ParcelT]):
 
     async def _peer(self, endpoint: PushEndpoint) -> PushPeer:
         """The endpoint's connection, made where there is none, once there is a place for one."""
-        while not self._closed:
-            peer = self._peers.get(endpoint)
-            if peer is not None and not peer.is_lost:
-                self._peers[endpoint] = self._peers.pop(endpoint)
-                return peer
-            if len(self._peers) < self._max_peers or self._evict_oldest():
+        if (peer := self._known(endpoint)) is not None:
+            return peer
+        async with self._line:
+            while (peer := self._known(endpoint)) is None and not self._has_place():
+                self._room.clear()
+                with suppress(TimeoutError):  # nobody tells when a receiver's machine has taken the rest
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._room.wait()
+            if peer is None:
                 peer = self._peers[endpoint] = self._new_peer(endpoint)
                 self._sweep_later()
-                return peer
-            self._room.clear()
-            with suppress(TimeoutError):  # nobody tells when a receiver's machine has taken the rest of what was sent
-                async with asyncio.timeout(_LOOK_S):
-                    await self._room.wait()
-        raise PeerLostError("the server is ending")
+            return peer
 
-    def _evict_oldest(self) -> bool:
-        """Make a place. False where all connections are in use."""
-        oldest = next((peer for peer in self._peers.values() if peer.is_idle), None)
-        if oldest is not None:
-            oldest.close("its place was needed")
-        return oldest is not None
+    def _known(self, endpoint: PushEndpoint) -> PushPeer | None:
+        """Raises PeerLostError where no connection is used any more."""
+        if self._closed:
+            raise PeerLostError("the server is ending")
+        peer = self._peers.get(endpoint)
+        if peer is None or peer.is_lost:
+            return None
+        self._peers[endpoint] = self._peers.pop(endpoint)
+        return peer
+
+    def _has_place(self) -> bool:
+        """Takes one from the oldest that is idle, or from one that stands still."""
+        if len(self._peers) < self._max_peers:
+            return True
+        if (idle := next((peer for peer in self._peers.values() if peer.is_idle), None)) is not None:
+            idle.close("its place was needed")
+            return True
+        # All of them are asked, since each knows only since when it has been asked.
+        still_s, stillest = max(((peer.still_s(), peer) for peer in self._peers.values()), key=itemgetter(0))
+        if still_s < self._still_s:
+            return False
+        stillest.close(f"it took nothing for {still_s:.0f} s, and its place was needed")
+        return True
 
     def _new_peer(self, endpoint: PushEndpoint) -> PushPeer:
         return PushPeer(endpoint, self._turns, self._farewells, self._lost, patience_s=self._timeout_s)

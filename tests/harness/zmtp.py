@@ -37,12 +37,12 @@ def ready(name: bytes, socket_type: bytes) -> bytes:
     return frame(bytes([len(name)]) + name + kind, COMMAND)
 
 
-def flood(sock: socket.socket, num_bytes: int) -> int:
-    """Send so many zeros, or as many as the peer takes before it hangs up; how many went."""
-    sent, piece = 0, bytes(2**16)
+def flood(sock: socket.socket, num_bytes: int, piece: bytes = bytes(2**16)) -> int:
+    """Send so many bytes, or as many as the peer takes before it hangs up; how many went."""
+    sent = 0
     try:
         while sent < num_bytes:
-            sent += sock.send(piece[: num_bytes - sent])
+            sent += sock.send(piece[sent % len(piece) :][: num_bytes - sent])
     except OSError:
         pass
     return sent
