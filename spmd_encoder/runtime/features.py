@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spmd_encoder.media.pool import Prepared
+from spmd_encoder.media.line import Prepared
 from spmd_encoder.models.base import Features
 
 

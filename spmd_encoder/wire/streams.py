@@ -24,6 +24,7 @@ _STEP_BYTES = 64 * 2**20
 # What one sendmsg takes: IOV_MAX on Linux is 1024.
 _MAX_PARTS = 64
 _WHOLE_BYTES = 64 * 2**10
+_LOOK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 
 
 class Stream(Generic[M]):
@@ -139,6 +140,8 @@ class FrameSocket(Generic[M]):
     def __init__(self, sock: socket.socket, union: Any) -> None:
         self._sock = sock
         self._codec: Codec[M] = Codec(union)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
 
     def send(self, message: Message, frames: Iterable[bytes | memoryview] = ()) -> None:
         body = self._codec.encode(message)
@@ -168,9 +171,7 @@ class FrameSocket(Generic[M]):
 
     def wait(self, timeout_s: float) -> bool:
         """Whether something comes within that time, be it the peer's end."""
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        return bool(poll.poll(1000 * timeout_s))
+        return bool(self._poll.poll(1000 * timeout_s))
 
     def receive(self) -> M:
         """The next message. Raises WireError for anything that is no message."""
@@ -180,16 +181,17 @@ class FrameSocket(Generic[M]):
     def receive_whole(self) -> M | None:
         """The next message, if all of it is there, and None if not; does not block. Raises as `receive`."""
         try:
-            head = self._sock.recv(_WHOLE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            head = self._sock.recv(_WHOLE_BYTES, _LOOK)
         except BlockingIOError:
             return None
         except OSError as error:
             raise ConnectionError(f"the peer has gone ({error})") from None
         if not head:
             raise ConnectionError("the peer has gone")
-        if len(head) < _LENGTH.size or len(head) < _LENGTH.size + _LENGTH.unpack_from(head)[0]:
+        if len(head) < _LENGTH.size or len(head) < (end := _LENGTH.size + _LENGTH.unpack_from(head)[0]):
             return None
-        return self.receive()
+        self._sock.recv(end)  # it takes away what was looked at
+        return self._codec.decode(memoryview(head)[_LENGTH.size : end])
 
     def receive_frame(self, num_bytes: int) -> bytearray:
         """Takes memory as bytes come, whatever was promised. Raises MemoryError after all of them have come, so that

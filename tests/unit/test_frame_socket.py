@@ -17,7 +17,7 @@ from PIL import Image
 from spmd_encoder.api.types import Modality
 from spmd_encoder.config import Config
 from spmd_encoder.errors import ErrorCode
-from spmd_encoder.media.pool import Prepared
+from spmd_encoder.media.line import Prepared
 from spmd_encoder.models.loading import load_preprocessor
 from spmd_encoder.runtime.features import features_of, tensor_bytes
 from spmd_encoder.runtime.preparer import Preparer

@@ -14,8 +14,8 @@ import pytest
 
 from spmd_encoder.api.types import Modality
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.media.line import MAX_PREPARED_BYTES
-from spmd_encoder.media.pool import Prepared, PreparerPool
+from spmd_encoder.media.line import MAX_PREPARED_BYTES, Prepared
+from spmd_encoder.media.pool import PreparerPool
 from spmd_encoder.wire.codec import Codec
 from spmd_encoder.wire.messages import Message, TensorSpec
 from spmd_encoder.wire.preparing import FromPreparer, Prepare, PreparedItem, PreparerReady
@@ -41,7 +41,7 @@ class Child:
         wire: FrameSocket[Prepare] = FrameSocket(sock, Prepare)
         shared = self._shared
         try:
-            send_with_descriptor(sock, PreparerReady(), shared and shared.descriptor)
+            send_with_descriptor(sock, PreparerReady(), shared.descriptor if shared else None)
             while True:
                 asked = wire.receive()
                 size = asked.media_bytes
