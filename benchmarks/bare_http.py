@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from typing import Any
 
 
@@ -19,8 +20,10 @@ def json_request(path: str, fields: dict[str, Any], *, close: bool = False) -> b
 
 async def ask(port: int, request: bytes) -> str:
     """The status of the reply to a `close` request on a connection of its own, or the name of what went wrong."""
+    # The kernel remembers an ended connection for a minute; from one address, it would soon look long for a free port.
+    local = (f"127.0.0.{random.randrange(2, 255)}", 0)
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=local)
     except OSError as error:
         return type(error).__name__
     try:

@@ -2,7 +2,7 @@
 
 Life of an item: waiting -> preparing (decode and preprocess) -> prepared -> running -> gone. Rules:
 
-- oldest first; no timer: whatever is prepared when the tower is free makes a batch at once;
+- oldest first: whatever is prepared when the caller asks for a batch makes one;
 - a batch holds items of one key, at most `max_items` of them and `max_tokens` of cost (one larger item runs alone);
 - an item marked `alone` is worked on with nothing beside it, from preparation to the end of its forward, so that
   a worker's death in that time is its own;
@@ -82,6 +82,22 @@ class Batcher:
 
     def next_batch(self) -> list[int]:
         """The next batch, oldest item first; empty where nothing is prepared. Its items are then running."""
+        batch = self._forming()
+        for entry in batch:
+            entry.stage = Stage.RUNNING
+        return [entry.job_id for entry in batch]
+
+    def forming(self) -> tuple[int, int, bool]:
+        """Items and cost of what `next_batch` would return now, and whether another item like them has room there."""
+        batch = self._forming()
+        items, cost = len(batch), sum(entry.cost for entry in batch)
+        return items, cost, items < self.max_items and cost * (items + 1) <= self.max_tokens * max(items, 1)
+
+    def finished(self, job_ids: list[int]) -> None:
+        for job_id in job_ids:
+            del self._entries[job_id]
+
+    def _forming(self) -> list[_Entry]:
         ready = [e for e in self._entries.values() if e.stage is Stage.PREPARED]
         if not ready:
             return []
@@ -92,13 +108,7 @@ class Batcher:
             if entry.key == batch[0].key and tokens + entry.cost <= self.max_tokens:
                 batch.append(entry)
                 tokens += entry.cost
-        for entry in batch:
-            entry.stage = Stage.RUNNING
-        return [entry.job_id for entry in batch]
-
-    def finished(self, job_ids: list[int]) -> None:
-        for job_id in job_ids:
-            del self._entries[job_id]
+        return batch
 
     @property
     def waiting(self) -> int:

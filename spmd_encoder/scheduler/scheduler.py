@@ -18,6 +18,7 @@ from spmd_encoder.errors import EncoderError, ErrorCode, time_over
 from spmd_encoder.scheduler.batcher import Batcher, Stage
 from spmd_encoder.scheduler.cache import Key, ResultCache
 from spmd_encoder.scheduler.output import EngineOutput
+from spmd_encoder.scheduler.patience import Patience
 from spmd_encoder.scheduler.stats import Idle, StatsKeeper
 from spmd_encoder.wire.messages import Began, Completed, Ended, Failed, Heartbeat, Job, Message
 
@@ -86,6 +87,7 @@ class EncoderScheduler:
         self._note = note
         self._clock = clock
         self._pending: dict[int, PendingRequest] = {}
+        self._patience = Patience()
         self._work = asyncio.Event()
         self._stopped = False
         self.stats = StatsKeeper(clock)
@@ -115,11 +117,11 @@ class EncoderScheduler:
     async def run(self) -> None:
         """Batch after batch, until stopped. An exception of the engine's `run` ends it."""
         while not self._stopped:
-            taken = [self._pending[job_id] for job_id in self._batcher.next_batch()]
+            wait_s = self._wait_s()
+            taken = [] if wait_s else [self._pending[job_id] for job_id in self._batcher.next_batch()]
             if not taken:
                 self.stats.tower.waits(Idle.PREPARATION if self._pending else Idle.EMPTY)
-                self._work.clear()
-                await self._work.wait()
+                await self._change(wait_s)
                 continue
             batch = self._without_expired(taken)
             self._pump()
@@ -169,6 +171,7 @@ class EncoderScheduler:
     async def _prepare(self, pending: PendingRequest) -> None:
         started = self._clock()
         job_id = pending.job.job_id
+        self._patience.preparation_began(started)
         try:
             features = await self._engine.prepare(pending.job, pending.media)
         except EncoderError as error:
@@ -186,7 +189,22 @@ class EncoderScheduler:
             job = pending.job
             key = ("alone", job_id) if job.alone else (job.modality, features.key, job.output)
             self._batcher.prepared(job_id, key=key, cost=features.cost)
+        finally:
+            self._patience.preparation_ended(self._clock())
         self._pump()
+
+    def _wait_s(self) -> float:
+        """How long what is prepared waits at most for what nearly is; mostly not at all."""
+        items, cost, has_room = self._batcher.forming()
+        return self._patience.wait_s(self._clock(), items=items, cost=cost) if items and has_room else 0.0
+
+    async def _change(self, at_most_s: float) -> None:
+        """Until something has come, been prepared or gone; 0.0 sets no limit."""
+        self._work.clear()
+        timer = asyncio.get_running_loop().call_later(at_most_s, self._work.set) if at_most_s else None
+        await self._work.wait()
+        if timer is not None:
+            timer.cancel()
 
     def _without_expired(self, batch: list[PendingRequest]) -> list[PendingRequest]:
         expired = [p for p in batch if p.deadline <= self._clock()]
@@ -203,6 +221,7 @@ class EncoderScheduler:
         self._note(Began(job_ids=job_ids))
         result = await self._engine.run(jobs, items)
         self._note(Ended(job_ids=job_ids))
+        self._patience.forward_ended(sum(item.cost for item in items), result.forward_s)
         self._batcher.finished(list(job_ids))
         for pending, outcome in zip(batch, result.outcomes, strict=True):
             if isinstance(outcome, EncoderError):

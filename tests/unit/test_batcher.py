@@ -37,6 +37,21 @@ def test_one_larger_item_runs_alone() -> None:
     assert box.next_batch() == [2]
 
 
+def test_what_is_forming_and_whether_one_more_like_it_has_room() -> None:
+    box = batcher(items=3, tokens=10)
+    assert box.forming() == (0, 0, True)
+    ready(box, (1, "k", 4))
+    assert box.forming() == (1, 4, True)
+    ready(box, (2, "k", 4))
+    assert box.forming() == (2, 8, False), "12 tokens are too many"
+    ready(box, (3, "k", 1))
+    assert box.forming() == (3, 9, False)
+    assert box.next_batch() == [1, 2, 3]
+    assert box.forming() == (0, 0, True)
+    ready(box, (4, "k", 99))
+    assert box.forming() == (1, 99, False)
+
+
 def test_keys_do_not_mix_and_the_oldest_leads() -> None:
     box = batcher()
     ready(box, (1, "a", 1), (2, "b", 1), (3, "a", 1))

@@ -32,6 +32,54 @@ async def test_a_lone_item_starts_at_once_and_arrivals_meanwhile_share_the_next_
         assert b.completed == [1, 2, 3, 4]
 
 
+async def test_what_is_nearly_prepared_joins_the_forward_that_it_would_wait_for() -> None:
+    async with bench() as b:
+        b.engine.gate.set()
+        for job_id in range(1, 5):  # each is prepared in 10 ms; each forward says that it took 250 ms
+            b.engine.hold_prepare[job_id] = asyncio.Event()
+            b.submit(job(job_id))
+            await b.settle()
+            b.now += 0.01
+            b.engine.hold_prepare[job_id].set()
+            await b.settle()
+        assert b.engine.batches == [[1], [2], [3], [4]]
+        for job_id in (5, 6, 7):
+            b.engine.hold_prepare[job_id] = asyncio.Event()
+        b.submit(job(5), job(6), job(7))
+        await b.settle()
+        b.now += 0.01
+        b.engine.hold_prepare[5].set()
+        await b.settle()
+        assert b.engine.batches[4:] == [], "6 is nearly there"
+        b.engine.hold_prepare[6].set()
+        b.now += 0.1
+        b.engine.hold_prepare[7].set()
+        await b.settle()
+        assert b.engine.batches[4:] == [[5, 6, 7]]
+
+
+async def test_nobody_waits_longer_than_twice_the_usual_time_for_what_is_late() -> None:
+    async with bench() as b:
+        b.engine.gate.set()
+        b.engine.hold_prepare[1] = asyncio.Event()
+        b.submit(job(1))
+        await b.settle()
+        b.now += 0.01
+        b.engine.hold_prepare[1].set()
+        await b.settle()
+        b.engine.hold_prepare |= {2: asyncio.Event(), 3: asyncio.Event()}
+        b.submit(job(2), job(3))
+        await b.settle()
+        b.now += 0.01
+        b.engine.hold_prepare[2].set()
+        await b.settle()
+        assert b.engine.batches == [[1]]
+        b.now += 1.0
+        while len(b.engine.batches) < 2:  # the timer's own 20 ms
+            await asyncio.sleep(0.001)
+        assert b.engine.batches == [[1], [2]]
+
+
 async def test_the_result_is_the_items_own() -> None:
     async with bench() as b:
         b.engine.gate.set()
