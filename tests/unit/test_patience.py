@@ -12,8 +12,7 @@ from spmd_encoder.scheduler.patience import Patience
 
 
 def learned(*, fixed_s: float, token_s: float, gap_s: float) -> Patience:
-    """One that has seen forwards of 1 to 4 items of 10 tokens, and items prepared every `gap_s`; at 100 s another one has
-    just begun to be prepared."""
+    """Has seen forwards of 1 to 4 items of 10 tokens, and items prepared every `gap_s`; at 100 s one more begins."""
     patience = Patience()
     patience.preparation_began(100.0 - 5 * gap_s)
     patience.preparation_began(100.0 - 5 * gap_s)
