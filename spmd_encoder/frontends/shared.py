@@ -24,6 +24,7 @@ from spmd_encoder.transports.registry import Resources, load_backend, push_backe
 
 _NUM_THREADS = 2
 _NUM_WRITERS = 4
+_NUM_LOOK_UPS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,9 @@ def new_pool() -> ThreadPoolExecutor:
 def new_resources(config: Config) -> Resources:
     """What all ways of embeddings to their receivers share, whatever the protocol."""
     return Resources(
-        budget=StagedBytes(config.sglang.max_staged_bytes), run=DaemonThreads(_NUM_WRITERS, "embedding-dir").run
+        budget=StagedBytes(config.sglang.max_staged_bytes),
+        run=DaemonThreads(_NUM_WRITERS, "embedding-dir").run,
+        run_look_ups=DaemonThreads(_NUM_LOOK_UPS, "push-look-up").run,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol, TypeVar
 
@@ -140,6 +140,7 @@ class AnyParcel(Protocol):
     def num_bytes(self) -> int: ...
 
 
+T = TypeVar("T")
 ParcelT = TypeVar("ParcelT", bound=AnyParcel)
 ParcelInT = TypeVar("ParcelInT", bound=AnyParcel, contravariant=True)
 DestinationT = TypeVar("DestinationT", contravariant=True)
@@ -159,6 +160,12 @@ class Transport(Protocol[ParcelInT, DestinationT]):
     async def close(self) -> None:
         """What is under way fails with DELIVERY_FAILED, and so does whatever comes later. May be called again."""
         ...
+
+
+class Run(Protocol):
+    """Runs a call that may block, or hang for ever, in a thread that does not keep the process from ending."""
+
+    def __call__(self, function: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 class Framing(Protocol[ParcelInT]):

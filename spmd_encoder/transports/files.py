@@ -15,15 +15,14 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from spmd_encoder.api.types import Embedding
 from spmd_encoder.errors import EncoderError, ErrorCode
 from spmd_encoder.observability.logging import SparseLog
-from spmd_encoder.transports.base import ItemParcel
+from spmd_encoder.transports.base import ItemParcel, Run
 from spmd_encoder.transports.file_index import FileIndex
 from spmd_encoder.transports.safetensors import SafetensorsWriter, about
 
@@ -38,12 +37,6 @@ _STALE_S = 3600.0
 _PIECE_BYTES = 16 * 2**20
 # Another server may remove the folder, which was empty, between its making and the rename.
 _RENAME_TRIES = 8
-
-
-class Run(Protocol):
-    """Runs a call that may block, or hang for ever, in a thread that does not keep the process from ending."""
-
-    def __call__(self, function: Callable[[], None]) -> Awaitable[None]: ...
 
 
 def is_key(text: str) -> bool:

@@ -11,10 +11,11 @@ import termios
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from spmd_encoder.transports import zmtp
-from spmd_encoder.transports.base import Buffer, PushEndpoint
+from spmd_encoder.transports.base import Buffer, PushEndpoint, Run
 from spmd_encoder.transports.push_turns import Farewells, Turns
 
 _CONNECT_S = 10.0
@@ -83,6 +84,7 @@ class PushPeer:
     turns: Turns
     farewells: Farewells
     on_lost: Callable[[PushPeer], None]
+    run_look_ups: Run
     patience_s: float
     pending: int = 0
     pending_bytes: int = 0
@@ -163,7 +165,7 @@ class PushPeer:
     async def _connect(self) -> None:
         """All that comes after it is done by callbacks."""
         try:
-            sock = await _connected(self.endpoint)
+            sock = await _connected(self.endpoint, self.run_look_ups)
         except UnicodeError:
             self._lose("its name cannot be resolved: it is no name of a host")
         except socket.gaierror as error:
@@ -307,14 +309,14 @@ class PushPeer:
             self.last_used = self._loop.time()
 
 
-async def _connected(endpoint: PushEndpoint) -> socket.socket:
+async def _connected(endpoint: PushEndpoint, run_look_ups: Run) -> socket.socket:
     """A connection to the first of the endpoint's addresses that takes one, with our half of the handshake sent.
 
     Raises OSError, of which socket.gaierror where its name is unknown, and UnicodeError where it can be none.
     """
     loop = asyncio.get_running_loop()
     failure = OSError("it has no address")
-    for family, kind, protocol, _, address in await _addresses(endpoint):
+    for family, kind, protocol, _, address in await _addresses(endpoint, run_look_ups):
         sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
         try:
             for level, option, value in _OPTIONS:
@@ -332,10 +334,10 @@ async def _connected(endpoint: PushEndpoint) -> socket.socket:
     raise failure
 
 
-async def _addresses(endpoint: PushEndpoint) -> Sequence[tuple[Any, Any, int, str, Any]]:
+async def _addresses(endpoint: PushEndpoint, run_look_ups: Run) -> Sequence[tuple[Any, Any, int, str, Any]]:
     """As `getaddrinfo` has them. A number needs no thread for a look-up."""
+    look_up = partial(socket.getaddrinfo, endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     try:
-        numeric = socket.AI_NUMERICHOST
-        return socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=numeric)
+        return look_up(flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
-        return await asyncio.get_running_loop().getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        return await run_look_ups(look_up)

@@ -11,9 +11,9 @@ from typing import Any
 from spmd_encoder.api.processes import ProcessStarter
 from spmd_encoder.config import Config
 from spmd_encoder.sglang_flags import class_path
-from spmd_encoder.transports.base import Framing, ItemParcel, Parcel, ParcelT, Transport
+from spmd_encoder.transports.base import Framing, ItemParcel, Parcel, ParcelT, Run, Transport
 from spmd_encoder.transports.budget import StagedBytes
-from spmd_encoder.transports.files import EmbeddingFiles, Run
+from spmd_encoder.transports.files import EmbeddingFiles
 from spmd_encoder.transports.item_frames import item_frames
 from spmd_encoder.transports.memory_writer import MemoryWriter
 from spmd_encoder.transports.mooncake import MemoryPush
@@ -56,10 +56,12 @@ def push_backend(name: str) -> PushBackend:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What the transports of one server share. `run` is for calls that may block, `writer` is `load_writer`'s."""
+    """What the transports of one server share. `run` is for calls that may block, `run_look_ups` for those that ask for
+    a host's addresses, `writer` is `load_writer`'s."""
 
     budget: StagedBytes
     run: Run
+    run_look_ups: Run
     writer: MemoryWriter | None = None
 
 
@@ -73,9 +75,9 @@ def load_writer(config: Config, starter: ProcessStarter[ChildSpec], host: str) -
     return MemoryWriter(starter, WriterSpec(host=host, protocol=settings.mooncake_protocol, device=device))
 
 
-def load_push(config: Config, _: Resources) -> ZmqPush[Parcel]:
+def load_push(config: Config, resources: Resources) -> ZmqPush[Parcel]:
     """Messages as SGLang's receivers read them."""
-    return _push(SglangFraming(ClassPath(*class_path(config.sglang.sglang_embedding_class))), config)
+    return _push(SglangFraming(ClassPath(*class_path(config.sglang.sglang_embedding_class))), config, resources)
 
 
 def load_memory_push(config: Config, resources: Resources) -> MemoryPush:
@@ -91,9 +93,9 @@ def load_backend(config: Config, resources: Resources) -> Transport[Parcel, Any]
     return load(config, resources)
 
 
-def load_item_push(config: Config, _: Resources) -> ZmqPush[ItemParcel]:
+def load_item_push(config: Config, resources: Resources) -> ZmqPush[ItemParcel]:
     """Our own messages."""
-    return _push(item_frames, config)
+    return _push(item_frames, config, resources)
 
 
 def load_files(config: Config, resources: Resources) -> EmbeddingFiles:
@@ -125,11 +127,12 @@ TRANSPORTS: Mapping[str, Callable[[Config, Resources], Transport[Any, Any]]] = M
 )
 
 
-def _push(framing: Framing[ParcelT], config: Config) -> ZmqPush[ParcelT]:
+def _push(framing: Framing[ParcelT], config: Config, resources: Resources) -> ZmqPush[ParcelT]:
     return ZmqPush(
         framing,
         timeout_s=config.sglang.send_timeout_s,
         # Half for a receiver that stands still leaves half for all others.
         max_peer_bytes=config.sglang.max_staged_bytes // 2,
         allowed_hosts=config.destinations.push_allowed_hosts,
+        run_look_ups=resources.run_look_ups,
     )

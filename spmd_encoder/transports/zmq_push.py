@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Generic
 
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.transports.base import Buffer, Framing, ParcelT, PushEndpoint
+from spmd_encoder.transports.base import Buffer, Framing, ParcelT, PushEndpoint, Run
 from spmd_encoder.transports.push_peer import PeerLostError, PushPeer
 from spmd_encoder.transports.push_turns import Farewells, Turns
 
@@ -46,6 +46,7 @@ class ZmqPush(Generic[ParcelT]):
         idle_s: float = IDLE_S,
         still_s: float = STILL_S,
         allowed_hosts: Sequence[str] = (),
+        run_look_ups: Run = asyncio.to_thread,
     ) -> None:
         self._framing = framing
         self._timeout_s = timeout_s
@@ -53,6 +54,7 @@ class ZmqPush(Generic[ParcelT]):
         self._max_peers = max_peers
         self._idle_s = idle_s
         self._still_s = still_s
+        self._run_look_ups = run_look_ups
         self._allowed_hosts = frozenset(map(str.lower, allowed_hosts))
         self._peers: dict[PushEndpoint, PushPeer] = {}  # the one that was asked for last is the last
         self._turns = Turns()
@@ -150,7 +152,9 @@ class ZmqPush(Generic[ParcelT]):
         return True
 
     def _new_peer(self, endpoint: PushEndpoint) -> PushPeer:
-        return PushPeer(endpoint, self._turns, self._farewells, self._lost, patience_s=self._timeout_s)
+        return PushPeer(
+            endpoint, self._turns, self._farewells, self._lost, self._run_look_ups, patience_s=self._timeout_s
+        )
 
     def _lost(self, peer: PushPeer) -> None:
         if self._peers.get(peer.endpoint) is peer:

@@ -189,7 +189,8 @@ async def transport(
     )
     name = request.node.callspec.params["rig"]
     writer = load_writer(config, SpawnStarter(), "127.0.0.1")
-    resources = Resources(budget=StagedBytes(2**30), run=DaemonThreads(2).run, writer=writer)
+    run = DaemonThreads(2).run
+    resources = Resources(budget=StagedBytes(2**30), run=run, run_look_ups=run, writer=writer)
     transport = TRANSPORTS[name](config, resources)
     yield transport
     await transport.close()

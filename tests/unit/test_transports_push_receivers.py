@@ -7,16 +7,23 @@ import fcntl
 import gc
 import os
 import signal
+import socket
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 import zmq
 import zmq.asyncio
 
+from spmd_encoder.config import Config
 from spmd_encoder.errors import EncoderError
+from spmd_encoder.frontends.shared import new_resources
 from spmd_encoder.transports.base import Parcel, PushEndpoint
+from spmd_encoder.transports.registry import load_item_push
 from tests.harness import zmtp
+from tests.harness.parcels import item
 from tests.harness.pushes import (
     BIG,
     MIB,
@@ -81,6 +88,31 @@ async def test_a_receiver_that_never_greets_costs_its_own_time_only(make: Make, 
             await receiver.message()
         assert not stuck.done()
         assert "took nothing for 5 s" in await stuck
+
+
+async def test_names_that_take_long_keep_no_other_work_of_the_server_from_its_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor its end, for which a loop's own threads are waited."""
+    told, real = threading.Event(), socket.getaddrinfo
+
+    def slow_names(*args: Any, flags: int = 0, **options: Any) -> Any:
+        if not flags:
+            told.wait(30)
+        return real(*args, flags=flags, **options)
+
+    push = load_item_push(Config(), new_resources(Config()))
+    monkeypatch.setattr(socket, "getaddrinfo", slow_names)
+    names = [PushEndpoint(f"host-{n}.invalid", 5) for n in range(64)]
+    waiting = [asyncio.create_task(push.deliver(item(), name)) for name in names]
+    await asyncio.sleep(0.05)
+    try:
+        assert await asyncio.wait_for(asyncio.to_thread(int), 10) == 0
+        await push.close()
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all("ending" in str(outcome) for outcome in outcomes)
+    finally:
+        told.set()
 
 
 async def test_a_stopped_receiver_fails_in_time_and_holds_no_more(make: Make, start: Callable[[str], Child]) -> None:

@@ -163,18 +163,17 @@ async def test_a_port_that_is_none(make: Make) -> None:
     await fails(make(), PushEndpoint("127.0.0.1", 0))
 
 
-async def test_the_addresses_of_a_name_are_tried_in_turn(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    push = make()
+async def test_the_addresses_of_a_name_are_tried_in_turn(make: Make) -> None:
     with Receiver() as receiver:
 
-        async def both(*_: object, **__: object) -> list[object]:
+        async def both(_: object) -> list[object]:
             tcp = (socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
             return [
                 (socket.AF_INET6, *tcp, ("::1", receiver.port, 0, 0)),
                 (socket.AF_INET, *tcp, ("127.0.0.1", receiver.port)),
             ]
 
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", both)
+        push = make(run_look_ups=both)
         await push.deliver(parcel(), PushEndpoint("receiver.invalid", receiver.port))
         assert (await receiver.message()).values().shape == (2, 4)
     assert "name of a host" in await fails(push, PushEndpoint("a..b", receiver.port)) or push.num_peers == 0
