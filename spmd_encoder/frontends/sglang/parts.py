@@ -8,7 +8,7 @@ which the caller carries out. All that is remembered is bounded in number and ti
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -53,7 +53,7 @@ class Part:
 
     @property
     def is_closed(self) -> bool:
-        return self.phase in {Phase.DONE, Phase.FAILED}
+        return self.phase is Phase.DONE or self.phase is Phase.FAILED
 
     @property
     def is_wanted(self) -> bool:
@@ -132,7 +132,8 @@ class Parts:
         self._keys = itertools.count(1)
         self._by_id: dict[str, Part] = {}
         self._by_key: dict[int, Part] = {}
-        self._closed: dict[int, None] = {}  # in the order of their ends
+        self._open: dict[int, Part] = {}
+        self._closed: dict[int, Part] = {}  # in the order of their ends, and so of their deadlines
         self._num_expected = 0
 
     def __len__(self) -> int:
@@ -141,7 +142,7 @@ class Parts:
     @property
     def num_active(self) -> int:
         """Parts that are encoded or staged."""
-        return len(self._by_key) - self._num_expected - len(self._closed)
+        return len(self._open) - self._num_expected
 
     def get(self, key: int) -> Part | None:
         return self._by_key.get(key)
@@ -271,8 +272,10 @@ class Parts:
     def tick(self, now: float) -> list[Command]:
         """What time has brought about."""
         commands: list[Command] = []
-        for part in self._all():
-            if part.is_closed or part.phase is Phase.EXPECTED:
+        while self._closed and now >= (oldest := next(iter(self._closed.values()))).deadline:
+            commands += self._forget(oldest)
+        for part in list(self._open.values()):
+            if part.phase is Phase.EXPECTED:
                 if now >= part.deadline:
                     commands += self._forget(part)
             elif self._is_lonely(part, now):
@@ -284,22 +287,18 @@ class Parts:
     def fail_all(self, error: RefusalError, now: float) -> list[Command]:
         """The server ends."""
         commands: list[Command] = []
-        for part in self._all():
+        for part in list(self._open.values()):
             if part.phase is Phase.EXPECTED:
                 commands += self._forget(part)
-            elif not part.is_closed:
+            else:
                 commands += self._fail(part, error, now)
         return commands
 
     # -- steps
 
-    def _all(self) -> Iterator[Part]:
-        """All parts; the end of one may make another one be forgotten."""
-        return (part for key in list(self._by_key) if (part := self._by_key.get(key)) is not None)
-
     def _new(self, part_id: str, now: float) -> Part:
         part = Part(next(self._keys), part_id, Phase.EXPECTED, now + self._limits.early_s)
-        self._by_id[part_id] = self._by_key[part.key] = part
+        self._by_id[part_id] = self._by_key[part.key] = self._open[part.key] = part
         self._num_expected += 1
         return part
 
@@ -346,13 +345,15 @@ class Parts:
     def _close(self, part: Part, phase: Phase, now: float) -> list[Command]:
         part.phase = phase
         part.deadline = now + self._limits.late_s
-        self._closed[part.key] = None
+        del self._open[part.key]
+        self._closed[part.key] = part
         if len(self._closed) <= self._limits.max_closed:
             return []
-        return self._forget(self._by_key[next(iter(self._closed))])
+        return self._forget(next(iter(self._closed.values())))
 
     def _forget(self, part: Part) -> list[Command]:
         del self._by_id[part.part_id], self._by_key[part.key]
+        self._open.pop(part.key, None)
         self._closed.pop(part.key, None)
         self._num_expected -= part.phase is Phase.EXPECTED
         return [Forget(part.key)]
