@@ -4,23 +4,21 @@ and sounds that are cut into windows of one length, of which the last is padded.
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from spmd_encoder.api.cost import AudioCost, CostTable
-from spmd_encoder.api.types import Modality, OutputKind
+from spmd_encoder.api.types import Modality
 from spmd_encoder.media.base import Sound
 from spmd_encoder.models.audio import LONGEST_S, check_length, extract
-from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, Preprocessor, TowerOutput
-from spmd_encoder.models.sharding import Split, TowerPlan
-from spmd_encoder.models.vision_language import stand_in
-from spmd_encoder.models.weights import from_folder, load_tower, real_bytes
+from spmd_encoder.models.base import Features, Preprocessor, TowerOutput
+from spmd_encoder.models.language_stand_in import LanguageStandInAdapter
+from spmd_encoder.models.sharding import Split
 
 TOWER, PROJECTOR = "model.audio_tower", "model.multi_modal_projector"
 """Where most whole models keep the two."""
@@ -73,41 +71,11 @@ class WindowPreprocessor(Preprocessor):
         return made["input_features"], made["attention_mask"].sum(-1)
 
 
-class AudioLanguageAdapter(FamilyAdapter, ABC):
-    """`tokens` `[rows, dim]` are what the whole model puts in the place of a sound's placeholders.
-
-    The language half is not even built: a stand-in of the same width, without a layer, takes its place.
-    """
+class AudioLanguageAdapter(LanguageStandInAdapter):
+    """`tokens` `[rows, dim]` are what the whole model puts in the place of a sound's placeholders."""
 
     modalities = (Modality.AUDIO,)
-    model_class: ClassVar[type[PreTrainedModel]]
-    config_class: ClassVar[type[PreTrainedConfig]]
     kept: ClassVar[tuple[str, ...]] = (TOWER, PROJECTOR)
-    """Paths of all that is read of the checkpoint."""
-
-    def __init__(self, model: PreTrainedModel, preprocessor: Preprocessor, width: int, device: torch.device) -> None:
-        self._model = model
-        self.preprocessor = preprocessor
-        self._device = device
-        self.embedding_dims = {OutputKind.TOKENS: width}
-        self.tower_bytes = real_bytes(model)
-
-    @classmethod
-    @abstractmethod
-    def plan(cls, config: Any) -> TowerPlan:
-        """How a model with this configuration is cut."""
-
-    @classmethod
-    def load(cls, folder: Path, context: LoadContext) -> Self:
-        preprocessor = cls.load_preprocessor(folder)
-        config: Any = from_folder(cls.config_class, folder)
-        width = int(config.text_config.hidden_size)
-        config.text_config = stand_in(config.text_config)
-        model = load_tower(cls.model_class, config, folder, cls.kept, cls.plan(config), context)
-        return cls(model, preprocessor, width, context.device)
-
-    def batch_key(self, features: Features) -> Hashable:
-        return ()
 
     def pack(self, items: Sequence[Features]) -> dict[str, Tensor]:
         """The items' tensors, one after the other."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -12,19 +11,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from PIL import Image
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers import PreTrainedModel
 
 from spmd_encoder.api.cost import CostTable
-from spmd_encoder.api.types import Detail, ItemOptions, Modality, OutputKind
+from spmd_encoder.api.types import Detail, ItemOptions, Modality
 from spmd_encoder.media.base import Film, FilmInfo
-from spmd_encoder.models.base import FamilyAdapter, Features, LoadContext, Preprocessor, TowerOutput
+from spmd_encoder.models.base import Features, Preprocessor, TowerOutput
 from spmd_encoder.models.film_settings import FilmMaker
 from spmd_encoder.models.fixed_size import input_size_of
+from spmd_encoder.models.language_stand_in import LanguageStandInAdapter
 from spmd_encoder.models.picture import run_processor
 from spmd_encoder.models.pixtral import use_packed_attention
-from spmd_encoder.models.sharding import TowerPlan
-from spmd_encoder.models.weights import from_folder, load_tower, real_bytes
 
 VISION = "model.vision_tower"
 PROJECTOR = "model.multi_modal_projector"
@@ -97,42 +94,15 @@ def single_tile(processor: Any, vision: Any, rows: int, folder: Path) -> TilePre
     return TilePreprocessor(processor, cost, (side, side), rows)
 
 
-class VisionLanguageAdapter(FamilyAdapter):
-    """`tokens` `[rows, dim]` are what `get_image_features` of the whole model gives, in the order of placeholders.
-
-    The language half is not even built: a stand-in of the same width, without a layer, takes its place.
-    """
+class VisionLanguageAdapter(LanguageStandInAdapter):
+    """`tokens` `[rows, dim]` are what `get_image_features` of the whole model gives, in the order of placeholders."""
 
     modalities: ClassVar[tuple[Modality, ...]] = (Modality.IMAGE,)
-    model_class: ClassVar[type[PreTrainedModel]]
-    config_class: ClassVar[type[PreTrainedConfig]]
     kept: ClassVar[tuple[str, ...]] = (VISION, PROJECTOR)
-    """Paths of all that is read of the checkpoint."""
 
     def __init__(self, model: PreTrainedModel, preprocessor: Preprocessor, width: int, device: torch.device) -> None:
-        self._model = model
-        self.preprocessor = preprocessor
-        self._device = device
-        self.embedding_dims = {OutputKind.TOKENS: width}
-        self.tower_bytes = real_bytes(model)
-
-    @classmethod
-    @abstractmethod
-    def plan(cls, config: Any) -> TowerPlan:
-        """How a model with this configuration is cut."""
-
-    @classmethod
-    def load(cls, folder: Path, context: LoadContext) -> Self:
-        preprocessor = cls.load_preprocessor(folder)
-        config: Any = from_folder(cls.config_class, folder)
-        width = int(config.text_config.hidden_size)
-        config.text_config = stand_in(config.text_config)
-        model: Any = load_tower(cls.model_class, config, folder, cls.kept, cls.plan(config), context)
-        use_packed_attention(model.get_submodule(cls.kept[0]))
-        return cls(model, preprocessor, width, context.device)
-
-    def batch_key(self, features: Features) -> Hashable:
-        return ()
+        super().__init__(model, preprocessor, width, device)
+        use_packed_attention(model.get_submodule(self.kept[0]))
 
     def pack(self, items: Sequence[Features]) -> dict[str, Tensor]:
         """`pixel_values` `[all tiles, 3, height, width]` float32, padded with zeros to the largest picture; `tiles`
@@ -159,24 +129,6 @@ class VisionLanguageAdapter(FamilyAdapter):
         if isinstance(rows, Tensor):  # `[all tiles, rows, dim]`
             return [item.flatten(0, 1) for item in torch.split(rows, tiles)]
         return rows
-
-
-def stand_in(text: Any) -> PreTrainedConfig:
-    """A language model of the same width that costs nothing to build, of whichever family the real one is.
-
-    The towers' code looks at no more of it than its width and its norm's epsilon.
-    """
-    return LlamaConfig(
-        hidden_size=text.hidden_size,
-        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-6),
-        num_hidden_layers=0,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        intermediate_size=1,
-        vocab_size=1,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
 
 
 TINY_LLAMA = {
