@@ -32,15 +32,16 @@ class Directory:
         held = self._held.get(key)
         return () if held is None else held.replicas
 
-    def learn(self, key: Key, replica: int, result: HeldResult) -> None:
-        """The replica has just given this result, and keeps it."""
+    def learn(self, key: Key, replica: int, result: HeldResult) -> list[Key]:
+        """The replica has just given this result, and keeps it. The keys of which something else is known now."""
         if not self._capacity:
-            return
+            return []
         others = tuple(holder for holder in self.holders(key) if holder != replica)
         self._held[key] = replace(result, replicas=(*others, replica))
         self._held.move_to_end(key)
         if len(self._held) > self._capacity:
-            self._held.popitem(last=False)
+            return [key, self._held.popitem(last=False)[0]]
+        return [key]
 
     def forget(self, keys: Iterable[Key], replica: int) -> None:
         """The replica holds these no more."""

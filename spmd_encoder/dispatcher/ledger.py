@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from spmd_encoder.api.types import HeldResult
 from spmd_encoder.dispatcher.commands import Command, Deliver, Fail, Key, NewJob, Send, Withdraw
 from spmd_encoder.dispatcher.directory import Directory
+from spmd_encoder.dispatcher.hits import WaitingHits
 from spmd_encoder.dispatcher.refusals import check_room, gave_up, not_held
 from spmd_encoder.dispatcher.routing import Load, Policy, least_tokens
 from spmd_encoder.dispatcher.suspicion import Suspicion
@@ -69,10 +70,10 @@ class Ledger:
         """By job, of all jobs that are not resolved."""
         self._joinable: dict[Key, Work] = {}
         self._waiting: OrderedDict[int, Work] = OrderedDict()
-        self._hits: dict[int, Work] = {}
-        """Works that wait for a replica that holds their results, for no room among those that are encoded there."""
-        self._held: dict[int, Work] = {}
-        """Works without bytes, wherever they are."""
+        self._hits = WaitingHits(self._directory)
+        """These wait for no room among those that are encoded."""
+        self._not_held: list[Work] = []
+        """Works without bytes that no replica has the results of."""
         self._turn = 0
         self.num_items = 0
         """Jobs of callers: all but probes."""
@@ -140,6 +141,7 @@ class Ledger:
         """The replica's workers are gone. `suspects` None: nobody knows, so all of its works are suspected."""
         self._hands[replica].ready = False
         self._directory.forget_replica(replica)
+        self._changed({work.key for work in self._hits.of(replica)})
         works = self._hands[replica].drop_all()
         named = {work.work_id for work in works} if suspects is None else set(suspects)
         suspected = [work for work in works if work.work_id in named]
@@ -161,7 +163,7 @@ class Ledger:
                 self.retried += len(work.jobs)
                 again.append(work)
         self._wait(again)
-        waiting = [*self._waiting.values(), *self._hits.values()]
+        waiting = [*self._waiting.values(), *self._hits.all()]
         for work in [w for w in waiting if self._suspicion.is_refused(w.digest, now)]:
             commands += self._fail(work, gave_up(self._suspicion.quarantine_s), None)
         return commands + self._assign()
@@ -175,7 +177,7 @@ class Ledger:
         if work.pinned is None:
             self.answered_tokens += work.charged_tokens
             if kept is not None:
-                self._directory.learn(work.key, replica, kept)
+                self._changed(self._directory.learn(work.key, replica, kept))
         jobs = self._close(work)
         delivered: list[Command] = [Deliver(jobs, replica)] if jobs else []
         return delivered + self._assign()
@@ -187,6 +189,7 @@ class Ledger:
             self._suspicion.answered(work.digest)
         if work.held and error.code is ErrorCode.NOT_FOUND and work.jobs:
             self._directory.forget([work.key], replica)
+            self._changed([work.key])
             work.replica = None
             self._wait([work])
             return self._assign()  # to another that holds it, if any
@@ -219,6 +222,7 @@ class Ledger:
         """The replica's cache has dropped these results: what it has in hand for them is work after all."""
         keys = frozenset(keys)
         self._directory.forget(keys, replica)
+        self._changed(keys)
         self._hands[replica].no_hits(keys)
         return self._assign()
 
@@ -233,10 +237,8 @@ class Ledger:
         work = None if job.held else self._joinable.get(job.key)
         if work is None:
             work = Work.of(job)
-            (self._hits if self._directory.holders(work.key) else self._waiting)[work.work_id] = work
-            if job.held:
-                self._held[work.work_id] = work
-            else:
+            self._place(work)
+            if not job.held:
                 self._joinable[job.key] = work
         else:
             work.jobs[job.job_id] = job
@@ -247,21 +249,32 @@ class Ledger:
 
     def _wait(self, works: Iterable[Work]) -> None:
         """Back into the queue at their own places: oldest first, whatever happened to them."""
-        self._waiting = OrderedDict(sorted([*self._waiting.items(), *((work.work_id, work) for work in works)]))
+        waiting = len(self._waiting)
+        for work in works:
+            self._place(work)
+        if len(self._waiting) > waiting:
+            self._waiting = OrderedDict(sorted(self._waiting.items()))
+
+    def _place(self, work: Work) -> None:
+        if self._hits.add(work):
+            return
+        if work.held:
+            self._not_held.append(work)
+        else:
+            self._waiting[work.work_id] = work
+
+    def _changed(self, keys: Iterable[Key]) -> None:
+        """Other replicas than before hold these, or none does."""
+        self._wait(self._hits.take(keys))
 
     def _assign(self) -> list[Command]:
-        if not (self._waiting or self._hits or self._held):
-            return []
         commands: list[Command] = []
-        for work in list(self._held.values()):
-            if work.replica is None and not self._directory.holders(work.key):
-                commands += self._fail(work, not_held(), None)
-        if dropped := [work for work in self._hits.values() if not self._directory.holders(work.key)]:
-            self._wait([self._hits.pop(work.work_id) for work in dropped])
+        while self._not_held:
+            commands += self._fail(self._not_held.pop(), not_held(), None)
         chosen: dict[int, list[Work]] = {}
         for work in list(self._waiting.values()):
-            if self._directory.holders(work.key):
-                self._hits[work.work_id] = self._waiting.pop(work.work_id)
+            if self._hits.add(work):
+                del self._waiting[work.work_id]
                 continue
             free = [r for r, hands in self._hands.items() if self._has_room(hands, work.cost_tokens)]
             if not free:
@@ -275,14 +288,15 @@ class Ledger:
             del self._waiting[work.work_id]
             self._take(replica, work)
             chosen.setdefault(replica, []).append(work)
-        for work in list(self._hits.values()):
-            if all(hands.hits >= _HIT_WINDOWS * self._window_items for hands in self._hands.values()):
-                break
-            if candidates := [r for r in self._directory.holders(work.key) if self._may_hit(work, r)]:
-                del self._hits[work.work_id]
-                replica = self._choose(candidates)
-                self._take(replica, work, is_hit=True)
-                chosen.setdefault(replica, []).append(work)
+        for holder in self._hands:
+            for work in self._hits.of(holder) if self._has_hit_room(holder) else ():
+                if candidates := [r for r in self._directory.holders(work.key) if self._may_hit(work, r)]:
+                    self._hits.discard(work.work_id)
+                    replica = self._choose(candidates)
+                    self._take(replica, work, is_hit=True)
+                    chosen.setdefault(replica, []).append(work)
+                if not self._has_hit_room(holder):
+                    break
         return commands + [_send(replica, works) for replica, works in chosen.items()]
 
     def _choose(self, candidates: list[int]) -> int:
@@ -305,8 +319,11 @@ class Ledger:
         )
 
     def _may_hit(self, work: Work, replica: int) -> bool:
+        return self._has_hit_room(replica) and self._may_go(work, replica)
+
+    def _has_hit_room(self, replica: int) -> bool:
         hands = self._hands[replica]
-        return hands.ready and hands.hits < _HIT_WINDOWS * self._window_items and self._may_go(work, replica)
+        return hands.ready and hands.hits < _HIT_WINDOWS * self._window_items
 
     def _may_go(self, work: Work, replica: int) -> bool:
         """Copies of a digest, for another output or withdrawn, stay on one replica, and of a suspect there is one: so a
@@ -345,8 +362,7 @@ class Ledger:
         for job_id in jobs:
             self._resolve(job_id)
         self._waiting.pop(work.work_id, None)
-        self._hits.pop(work.work_id, None)
-        self._held.pop(work.work_id, None)
+        self._hits.discard(work.work_id)
         if self._joinable.get(work.key) is work:
             del self._joinable[work.key]
         return jobs
