@@ -80,7 +80,7 @@ class Admission:
 
     def coming(self) -> None:
         """A request's items are about to enter the ledger."""
-        if not self._ledger.num_items:
+        if not self._ledger.num_items or not self._ledger.is_encoding:
             self._pace.begin()
 
     def answered(self, tokens: int) -> None:

@@ -82,7 +82,7 @@ class Ledger:
         self.retried = 0
         self.joined = 0
         self.answered_tokens = 0
-        """Price of all works of callers that were done: probes are too small to tell a pace by."""
+        """Price of all works of callers that were encoded: neither probes nor hits tell how fast that goes."""
 
     # -- questions
 
@@ -94,6 +94,11 @@ class Ledger:
     def waiting_tokens(self) -> int:
         """Price of what no replica has in hand yet."""
         return sum(work.cost_tokens for work in self._waiting.values()) + HIT_TOKENS * len(self._hits)
+
+    @property
+    def is_encoding(self) -> bool:
+        """Whether anything is encoded, or waits to be, as far as is known."""
+        return bool(self._waiting) or any(hands.encodes for hands in self._hands.values())
 
     def load(self, replica: int) -> Load:
         return self._hands[replica].load
@@ -175,7 +180,7 @@ class Ledger:
         if not work.held:
             self._suspicion.answered(work.digest)
         if work.pinned is None:
-            self.answered_tokens += work.charged_tokens
+            self.answered_tokens += 0 if work.is_hit else work.charged_tokens
             if kept is not None:
                 self._changed(self._directory.learn(work.key, replica, kept))
         jobs = self._close(work)

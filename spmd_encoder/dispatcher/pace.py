@@ -10,7 +10,7 @@ LEAST_S, MOST_S = 1.0, 60.0
 
 
 class Pace:
-    """Encoder tokens answered over the last `WINDOW_S` in which there was something to do, of the last `KEPT_S`.
+    """Encoder tokens encoded over the last `WINDOW_S` in which there was something to do, of the last `KEPT_S`.
 
     Time without work says nothing of how fast the world is, nor does the time until the first answer after that, in
     which all stages are filled. Nothing is in hand for longer than `most_s`, however slow the first few answers were.
@@ -30,6 +30,9 @@ class Pace:
         self._last = None
 
     def answered(self, tokens: int, now: float) -> None:
+        """None of them where it was no work (a probe's answer, or one out of a cache), which may come at any time."""
+        if not tokens:
+            return
         if self._last is not None:
             self._answered.append((now, now - self._last, tokens))
             self._seconds += now - self._last

@@ -84,3 +84,16 @@ def test_they_are_found_by_all_holders_and_by_none_once_they_are_taken() -> None
     assert hits.of(0) == hits.of(1) == hits.all() == [second]
     assert hits.take([first.key]) == [second]
     assert len(hits) == 0
+
+
+def test_they_are_no_work_and_tell_no_pace() -> None:
+    book = ledger(1, items=1, known=10)
+    assert not book.is_encoding
+    book.submit([job(1, "x", cost=50)], 0.0)
+    assert book.is_encoding
+    book.completed(0, 1, KEPT)
+    assert (book.is_encoding, book.answered_tokens) == (False, 50)
+    book.submit([job(2, "x", cost=50)], 0.0)
+    assert (book.is_encoding, book.num_items) == (False, 1)
+    book.completed(0, 2, KEPT)
+    assert book.answered_tokens == 50

@@ -53,6 +53,20 @@ def test_time_without_work_does_not_make_a_burst_seem_slow() -> None:
         assert pace.wait_s(5000, 10.0 * burst + 4.0) == pytest.approx(5.0)
 
 
+def test_answers_that_were_no_work_say_nothing() -> None:
+    """Probes come while there is no work."""
+    pace = Pace()
+    for tenth in range(11):
+        pace.answered(100, tenth / 10)
+    pace.answered(0, 11.0)
+    pace.answered(0, 21.0)
+    pace.begin()
+    assert pace.wait_s(5000, 22.0) == pytest.approx(5.0)
+    pace.answered(100, 22.0)
+    pace.answered(100, 22.1)
+    assert pace.wait_s(5000, 22.1) == pytest.approx(5.0)
+
+
 def test_nothing_is_in_hand_for_longer_than_a_request_may_take() -> None:
     for most_s, said_s in ((8.0, 8.0), (0.5, LEAST_S), (600.0, MOST_S)):
         pace = Pace(most_s)
