@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Coroutine
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from spmd_encoder.api.types import ProcessInfo
@@ -26,6 +27,7 @@ from spmd_encoder.keeper.starter import child_starter, forks
 from spmd_encoder.keeper.store import StoreHost
 from spmd_encoder.launch_env import LaunchEnv
 from spmd_encoder.wire.messages import Endpoint, NurseryStarted, Stop, WorkerSpec, WorldRecord
+from spmd_encoder.wire.tower_page import TowerPage, tower_page_path
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class Keeper:
             env.rank,
             layout.coordinates(env.rank),
             child_starter(run_dir.path, config.lifecycle),
+            _tower_page(run_dir.path, env.rank, config.limits.max_batch_items),
             self._spec,
             load_timeout_s=config.lifecycle.load_timeout_s,
             on_joined=self._on_joined,
@@ -258,6 +261,13 @@ class Keeper:
 
 async def _waited(event: asyncio.Event) -> None:
     await event.wait()
+
+
+def _tower_page(run_dir: Path, rank: int, max_jobs: int) -> TowerPage:
+    try:
+        return TowerPage.create(tower_page_path(run_dir, rank), max_jobs)
+    except OSError as error:
+        raise StartupError(f"a file of a few kilobytes cannot be made in {run_dir}: {error.strerror}") from None
 
 
 def _versions() -> dict[str, str]:

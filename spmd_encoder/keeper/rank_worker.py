@@ -16,8 +16,6 @@ from spmd_encoder.keeper.starter import Child, Starter
 from spmd_encoder.wire.codec import WireError
 from spmd_encoder.wire.messages import (
     Beat,
-    Began,
-    Ended,
     FromKeeper,
     FromWorker,
     Joined,
@@ -32,6 +30,7 @@ from spmd_encoder.wire.messages import (
     WorldRecord,
 )
 from spmd_encoder.wire.streams import Stream, over_socket
+from spmd_encoder.wire.tower_page import TowerPage
 
 log = logging.getLogger(__name__)
 
@@ -56,21 +55,22 @@ class _Watched:
     beat_at: float = field(default_factory=time.monotonic)
     last_order: int = -1
     busy_s: float = 0.0
-    suspects: dict[int, None] = field(default_factory=dict)
     failing: WorkerFailing | None = None
     preloaded: bool | None = None
     preparers: tuple[int, ...] = ()
 
 
 class RankWorker:
-    """`make_spec(epoch, attempt, world)` describes the next worker; `on_joined` is told the world once; `report`
-    sends to the dispatcher (what is said before there is one is said again by `hello`)."""
+    """`tower` says what is in the worker's tower. `make_spec(epoch, attempt, world)` describes the next worker;
+    `on_joined` is told the world once; `report` sends to the dispatcher (what is said before there is one is said again
+    by `hello`)."""
 
     def __init__(
         self,
         rank: int,
         coordinates: tuple[int, int],
         starter: Starter,
+        tower: TowerPage,
         make_spec: Callable[[int, int, WorldRecord | None], WorkerSpec],
         *,
         load_timeout_s: float,
@@ -80,6 +80,7 @@ class RankWorker:
         self._rank = rank
         self._coordinates = coordinates
         self._starter = starter
+        self._tower = tower
         self._make_spec = make_spec
         self._load_timeout_s = load_timeout_s
         self._on_joined = on_joined
@@ -119,6 +120,7 @@ class RankWorker:
 
     async def _live_once(self, attempt: int) -> WorkerExited:
         epoch = self._target
+        self._tower.write(())
         child = await self._start(epoch, attempt)
         self._now = now = _Watched(child, await over_socket(child.sock, FromWorker), epoch)
         self._report(self._started(now))
@@ -140,7 +142,7 @@ class RankWorker:
             rank=self._rank,
             epoch=epoch,
             code=code,
-            suspects=() if child.fell_with_nursery else tuple(now.suspects),
+            suspects=() if child.fell_with_nursery else self._tower.read(),
             fatal=bool(now.failing and now.failing.fatal),
             reason=reason,
             last_lines=tuple(child.output.last_lines),
@@ -180,11 +182,6 @@ class RankWorker:
                     if (now.preloaded, now.preparers) != (message.preloaded, message.preparers):
                         now.preloaded, now.preparers = message.preloaded, message.preparers
                         self._report(self._started(now))
-                case Began():
-                    now.suspects.update(dict.fromkeys(message.job_ids))
-                case Ended():
-                    for job_id in message.job_ids:
-                        now.suspects.pop(job_id, None)
                 case Joined():
                     if self._world is None:
                         self._world = message.world

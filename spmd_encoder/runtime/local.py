@@ -36,6 +36,7 @@ from spmd_encoder.scheduler.scheduler import EncoderScheduler
 from spmd_encoder.wire.messages import PROTOCOL_VERSION, Hello, PreparerSpec, ToScheduler, WorkerSpec, WorldRecord
 from spmd_encoder.wire.sockets import Context, DealerSocket, new_context
 from spmd_encoder.wire.streams import Pipe
+from spmd_encoder.wire.tower_page import TowerPage, tower_page_path
 from spmd_encoder.worker.allocator import give_back_freed_memory
 from spmd_encoder.worker.compute import ComputeThread
 from spmd_encoder.worker.device import default_preparers, pick_device, set_thread_count
@@ -176,7 +177,9 @@ async def _build_leader(place: _Place) -> RankLoop:
         lookahead=LOOKAHEAD_BATCHES * limits.max_batch_items,
     )
     cache = ResultCache(limits.cache_bytes)
-    scheduler = EncoderScheduler(engine, batcher, cache, reply=dealer.send, note=place.pipe.send)
+    tower = TowerPage.open(tower_page_path(Path(spec.run_dir), spec.rank))
+    place.stack.callback(tower.close)
+    scheduler = EncoderScheduler(engine, batcher, cache, reply=dealer.send, in_tower=tower.write)
     hello = Hello(
         protocol=PROTOCOL_VERSION,
         config_digest=config.digest(),

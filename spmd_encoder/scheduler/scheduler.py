@@ -20,7 +20,7 @@ from spmd_encoder.scheduler.cache import Key, ResultCache
 from spmd_encoder.scheduler.output import EngineOutput
 from spmd_encoder.scheduler.patience import Patience
 from spmd_encoder.scheduler.stats import Idle, StatsKeeper
-from spmd_encoder.wire.messages import Began, Completed, Ended, Failed, Heartbeat, Job, Message
+from spmd_encoder.wire.messages import Completed, Failed, Heartbeat, Job, Message
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,8 @@ class PendingRequest:
 
 
 class EncoderScheduler:
-    """`reply` sends a message (and frames) to the dispatcher, `note` tells the keeper what is in the tower."""
+    """`reply` sends a message (and frames) to the dispatcher. `in_tower` is told which jobs are in the tower from now
+    on: whoever finds the worker dead suspects them."""
 
     def __init__(
         self,
@@ -77,14 +78,14 @@ class EncoderScheduler:
         cache: ResultCache,
         *,
         reply: Callable[[Message, Sequence[bytes | memoryview]], None],
-        note: Callable[[Message], None],
+        in_tower: Callable[[Sequence[int]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._batcher = batcher
         self._cache = cache
         self._reply = reply
-        self._note = note
+        self._in_tower = in_tower
         self._clock = clock
         self._pending: dict[int, PendingRequest] = {}
         self._patience = Patience()
@@ -217,12 +218,12 @@ class EncoderScheduler:
         jobs = [pending.job for pending in batch]
         items = [pending.features for pending in batch if pending.features is not None]
         started = self._clock()
-        job_ids = tuple(job.job_id for job in jobs)
-        self._note(Began(job_ids=job_ids))
+        job_ids = [job.job_id for job in jobs]
+        self._in_tower(job_ids)
         result = await self._engine.run(jobs, items)
-        self._note(Ended(job_ids=job_ids))
+        self._in_tower(())
         self._patience.forward_ended(sum(item.cost for item in items), result.forward_s)
-        self._batcher.finished(list(job_ids))
+        self._batcher.finished(job_ids)
         for pending, outcome in zip(batch, result.outcomes, strict=True):
             if isinstance(outcome, EncoderError):
                 self._fail(pending, outcome)

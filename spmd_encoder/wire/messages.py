@@ -335,16 +335,6 @@ class Beat(Message, frozen=True):
     preparers: tuple[int, ...] = ()
 
 
-class Began(Message, frozen=True):
-    """These jobs are about to go through the tower: whoever finds the worker dead suspects them."""
-
-    job_ids: tuple[int, ...]
-
-
-class Ended(Message, frozen=True):
-    job_ids: tuple[int, ...]
-
-
 class WorkerFailing(Message, frozen=True):
     """The worker is about to end because of this."""
 
@@ -359,7 +349,7 @@ class StoreReady(Message, frozen=True):
     port: int
 
 
-FromWorker = Joined | Beat | Began | Ended | WorkerFailing | StoreReady
+FromWorker = Joined | Beat | WorkerFailing | StoreReady
 
 
 # keeper -> worker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from spmd_encoder.scheduler.batcher import Batcher
 from spmd_encoder.scheduler.cache import ResultCache
 from spmd_encoder.scheduler.output import EngineOutput
 from spmd_encoder.scheduler.scheduler import BatchResult, EncoderScheduler
-from spmd_encoder.wire.messages import Began, Completed, Ended, Failed, Job, Message
+from spmd_encoder.wire.messages import Completed, Failed, Job, Message
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,15 @@ class Bench:
     def __init__(self, *, max_items: int = 4, max_tokens: int = 100, lookahead: int = 12, cache_bytes: int = 0) -> None:
         self.engine = FakeEngine()
         self.replies: list[tuple[Message, list[bytes]]] = []
-        self.notes: list[Message] = []
+        self.in_tower: list[tuple[int, ...]] = []
+        """What the keeper was told, in order."""
         self.now = 0.0
         self.scheduler = EncoderScheduler(
             self.engine,
             Batcher(max_items=max_items, max_tokens=max_tokens, lookahead=lookahead),
             ResultCache(cache_bytes),
             reply=lambda message, frames: self.replies.append((message, [bytes(frame) for frame in frames])),
-            note=self.notes.append,
+            in_tower=lambda job_ids: self.in_tower.append(tuple(job_ids)),
             clock=lambda: self.now,
         )
         self.running: asyncio.Task[None] = asyncio.create_task(self.scheduler.run())
@@ -115,12 +117,10 @@ class Bench:
         return {message.job_id: message.code for message, _ in self.replies if isinstance(message, Failed)}
 
     def suspects(self) -> set[int]:
-        """What the keeper would suspect now; every job begins and ends once at most."""
-        began = Counter(job_id for note in self.notes if isinstance(note, Began) for job_id in note.job_ids)
-        ended = Counter(job_id for note in self.notes if isinstance(note, Ended) for job_id in note.job_ids)
-        assert max(began.values(), default=0) <= 1
-        assert ended <= began
-        return set((began - ended).elements())
+        """What the keeper would suspect now; every job comes to the tower once at most, after those before."""
+        assert all(bool(now) is not bool(then) for now, then in itertools.pairwise(self.in_tower))
+        assert max(Counter(job_id for job_ids in self.in_tower for job_id in job_ids).values(), default=0) <= 1
+        return set(self.in_tower[-1]) if self.in_tower else set()
 
 
 @asynccontextmanager

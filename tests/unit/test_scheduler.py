@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spmd_encoder.api.types import Modality, OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
-from spmd_encoder.wire.messages import Began, Completed, Failed
+from spmd_encoder.wire.messages import Completed, Failed
 from tests.harness.examples import examples
 from tests.harness.scheduler_bench import bench, job
 
@@ -172,7 +172,7 @@ async def test_an_expired_item_never_starts() -> None:
         assert b.engine.batches == [[1], [4]], "2 was prepared and 3 waited when their time was over"
         assert b.failed == dict.fromkeys((2, 3), ErrorCode.DEADLINE_EXCEEDED)
         assert b.scheduler.stats.dropped == 2
-        assert [note for note in b.notes if isinstance(note, Began)] == [Began(job_ids=(n,)) for n in (1, 4)]
+        assert b.in_tower == [(1,), (), (4,), ()]
 
 
 async def test_what_stands_behind_an_expired_batch_is_not_forgotten() -> None:

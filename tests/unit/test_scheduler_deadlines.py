@@ -61,7 +61,7 @@ class Bench:
             Batcher(max_items=1, max_tokens=10, lookahead=1),
             ResultCache(cache_bytes),
             reply=lambda message, _: self.replies.put_nowait(message),
-            note=lambda _: None,
+            in_tower=lambda _: None,
         )
 
     def submit(self, *jobs: Job) -> None:

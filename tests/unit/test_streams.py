@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from spmd_encoder.wire.codec import Codec, WireError
-from spmd_encoder.wire.messages import Beat, Began, FromWorker, Stop, StopWorker, ToKeeper, ToWorker
+from spmd_encoder.wire.messages import Beat, FromWorker, Stop, StopWorker, ToKeeper, ToWorker
 from spmd_encoder.wire.streams import MAX_FRAME_BYTES, Listener, Pipe, Stream, connect, over_socket
 
 
@@ -26,6 +26,10 @@ def frame(message: Any) -> bytes:
 
 def beat(number: int) -> Beat:
     return Beat(last_order=number, busy_s=0.5, preloaded=True)
+
+
+def long_beat(numbers: tuple[int, ...]) -> Beat:
+    return Beat(last_order=0, busy_s=0.5, preloaded=True, preparers=numbers)
 
 
 @pytest.fixture
@@ -97,7 +101,7 @@ async def test_the_wrong_direction_is_a_wire_error(
 
 
 async def test_the_largest_frame_is_let_through(stream: Stream[Any], pair: tuple[socket.socket, socket.socket]) -> None:
-    message = Began(job_ids=(2**40,) * (MAX_FRAME_BYTES // 9 - 10))
+    message = long_beat((2**40,) * (MAX_FRAME_BYTES // 9 - 10))
     assert MAX_FRAME_BYTES - 200 < len(frame(message)) <= MAX_FRAME_BYTES + 4
     thread = threading.Thread(target=Pipe(pair[1]).send, args=(message,))
     thread.start()
@@ -119,7 +123,7 @@ async def test_send_and_flush_to_a_lost_peer_raise_nothing(
 
 async def test_flush_does_not_wait_for_ever_for_a_peer_that_does_not_read(stream: Stream[Any]) -> None:
     for _ in range(20):
-        stream.send(Began(job_ids=(2**40,) * 20_000))
+        stream.send(long_beat((2**40,) * 20_000))
     await asyncio.wait_for(stream.flush(0.05), 30)
 
 
@@ -145,7 +149,7 @@ async def test_many_threads_keep_their_frames_whole(pair: tuple[socket.socket, s
 
     def send(sender: int) -> None:
         for number in range(each):
-            pipe.send(Began(job_ids=(sender, number, *range(8_000))))
+            pipe.send(long_beat((sender, number, *range(8_000))))
 
     threads = [threading.Thread(target=send, args=(sender,)) for sender in range(senders)]
     for thread in threads:
@@ -153,7 +157,7 @@ async def test_many_threads_keep_their_frames_whole(pair: tuple[socket.socket, s
     await asyncio.sleep(0.1)
     assert any(thread.is_alive() for thread in threads), "the buffer was to be full"
     stream: Stream[Any] = await over_socket(pair[0], FromWorker)
-    got = [(await receive(stream)).job_ids for _ in range(each * senders)]
+    got = [(await receive(stream)).preparers for _ in range(each * senders)]
     stream.close()
     for thread in threads:
         thread.join(30)
@@ -165,13 +169,13 @@ async def test_many_threads_keep_their_frames_whole(pair: tuple[socket.socket, s
 def test_a_message_survives_its_senders_sigkill(pair: tuple[socket.socket, socket.socket]) -> None:
     child = os.fork()
     if child == 0:
-        Pipe(pair[1]).send(Began(job_ids=(41,)))
+        Pipe(pair[1]).send(beat(41))
         os.kill(os.getpid(), signal.SIGKILL)
     pair[1].close()
     _, status = os.waitpid(child, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
     keeper = Pipe(pair[0])
-    assert keeper.receive_blocking(FromWorker) == Began(job_ids=(41,))
+    assert keeper.receive_blocking(FromWorker) == beat(41)
     with pytest.raises(ConnectionError):
         keeper.receive_blocking(FromWorker)
 
