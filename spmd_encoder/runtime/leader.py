@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+from functools import partial
 from typing import assert_never
 
 from spmd_encoder.media.pool import PreparerPool
 from spmd_encoder.scheduler.scheduler import EncoderScheduler
-from spmd_encoder.wire.codec import WireError
 from spmd_encoder.wire.messages import Cancel, Encode, Hello, Profile, Profiled, ToScheduler
 from spmd_encoder.wire.sockets import DealerSocket
 from spmd_encoder.worker.worker import LeaderWorker
 
-log = logging.getLogger(__name__)
 HEARTBEAT_S = 0.5
 
 
@@ -44,7 +42,7 @@ class LeaderLoop:
         self._dealer.send(self._hello)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._scheduler.run())
-            group.create_task(self._receive(group))
+            group.create_task(self._dealer.listen(partial(self._take, group)))
             group.create_task(self._heartbeat())
             group.create_task(self._worker.listen())
 
@@ -52,22 +50,16 @@ class LeaderLoop:
         self._scheduler.stop()
         self._worker.stop()
 
-    async def _receive(self, group: asyncio.TaskGroup) -> None:
-        while True:
-            try:
-                message, frames = await self._dealer.receive()
-            except WireError as error:
-                log.warning("dropped a frame from the dispatcher: %s", error)
-                continue
-            match message:
-                case Encode():
-                    self._scheduler.submit(message.jobs, frames)
-                case Cancel():
-                    self._scheduler.cancel(message.job_ids)
-                case Profile():
-                    group.create_task(self._profile(message))
-                case _:
-                    assert_never(message)
+    def _take(self, group: asyncio.TaskGroup, message: ToScheduler, frames: list[memoryview]) -> None:
+        match message:
+            case Encode():
+                self._scheduler.submit(message.jobs, frames)
+            case Cancel():
+                self._scheduler.cancel(message.job_ids)
+            case Profile():
+                group.create_task(self._profile(message))
+            case _:
+                assert_never(message)
 
     async def _profile(self, message: Profile) -> None:
         """Beside the scheduler: it waits for the batch that runs, and for no other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -19,11 +20,8 @@ class Codec(Generic[M]):
     """Encodes and decodes the messages of one direction, given as their union type."""
 
     def __init__(self, union: Any) -> None:
-        self._encoder = msgspec.msgpack.Encoder()
+        self.encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union)
-
-    def encode(self, message: Message) -> bytes:
-        return self._encoder.encode(message)
 
     def decode(self, frame: bytes | bytearray | memoryview) -> M:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -17,7 +17,7 @@ import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
-from spmd_encoder.wire.codec import Codec
+from spmd_encoder.wire.codec import Codec, WireError
 from spmd_encoder.wire.messages import Message
 
 M = TypeVar("M")
@@ -25,6 +25,7 @@ Frames = Sequence[bytes | memoryview]
 log = logging.getLogger(__name__)
 _DOMAIN, _USER = "spmd_encoder", "member"
 
+_READABLE = int(zmq.POLLIN)
 PIECE_BYTES = 4 * 2**20
 """The largest frame that a ROUTER takes: a stranger's connection is worth no more memory than this."""
 _HANDSHAKE_MS = 10_000
@@ -41,7 +42,8 @@ def new_context() -> Context:
 
 
 class _Mailbox:
-    """A plain ZMQ socket in the running loop, read by one task at a time; it costs less than `zmq.asyncio`'s.
+    """A plain ZMQ socket in the running loop, read by one task at a time or by a listener; it costs less than
+    `zmq.asyncio`'s.
 
     Its descriptor only says that something has changed since the socket was last used, also by sending: the socket
     itself must be asked then (zmq_getsockopt(3): ZMQ_FD, ZMQ_EVENTS).
@@ -52,19 +54,24 @@ class _Mailbox:
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._waiter: asyncio.Future[None] | None = None
+        self._take: Callable[[list[zmq.Frame]], None] | None = None
         self._loop.add_reader(self._descriptor, self._look)
 
     async def receive(self) -> list[zmq.Frame]:
-        while True:
-            try:
-                frames = [self._socket.recv(zmq.NOBLOCK, copy=False)]
-            except zmq.Again:
-                self._waiter = self._loop.create_future()
-                await self._waiter
-            else:
-                while frames[-1].more:  # ZMQ gives away messages that are whole
-                    frames.append(self._socket.recv(zmq.NOBLOCK, copy=False))
-                return frames
+        while not self._is_readable():  # to find out by receiving costs an exception for every message
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        return self._received()
+
+    async def listen(self, take: Callable[[list[zmq.Frame]], None]) -> None:
+        """Give every message to `take`, a turn of the loop earlier than to a task that receives. Ends with what `take`
+        raises."""
+        self._take, self._waiter = take, self._loop.create_future()
+        self._look()
+        try:
+            await self._waiter
+        finally:
+            self._take = None
 
     def send(self, frames: Sequence[bytes | memoryview]) -> None:
         """Never blocks: nothing bounds how much waits for a peer. What cannot be sent is dropped."""
@@ -74,15 +81,35 @@ class _Mailbox:
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             log.debug("message not sent: %s", error)
-        self._look()
+        if self._take is None:
+            self._look()
+        elif self._is_readable():
+            self._loop.call_soon(self._look)  # not now: it may be `take` that sends
 
     def close(self) -> None:
         self._loop.remove_reader(self._descriptor)
 
     def _look(self) -> None:
-        is_there = int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
-        if is_there and self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._socket.closed:
+            return
+        # Asked in any case, or the descriptor would go on to say so.
+        while self._is_readable() and self._waiter is not None and not self._waiter.done():
+            if self._take is None:
+                self._waiter.set_result(None)
+                return
+            try:
+                self._take(self._received())
+            except Exception as error:
+                self._waiter.set_exception(error)
+
+    def _received(self) -> list[zmq.Frame]:
+        frames = [self._socket.recv(zmq.NOBLOCK, copy=False)]
+        while frames[-1].more:  # ZMQ gives away messages that are whole
+            frames.append(self._socket.recv(zmq.NOBLOCK, copy=False))
+        return frames
+
+    def _is_readable(self) -> bool:
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE)
 
 
 class RouterSocket(Generic[M]):
@@ -148,7 +175,24 @@ class DealerSocket(Generic[M]):
         self._mailbox = _Mailbox(self._socket)
 
     async def receive(self) -> tuple[M, list[memoryview]]:
-        header, *frames = await self._mailbox.receive()
+        return self._read(await self._mailbox.receive())
+
+    async def listen(self, take: Callable[[M, list[memoryview]], None]) -> None:
+        """Give every message to `take`, at once; what is no message is logged and dropped. Ends with what `take`
+        raises."""
+
+        def read(received: list[zmq.Frame]) -> None:
+            try:
+                message, frames = self._read(received)
+            except WireError as error:
+                log.warning("dropped a frame: %s", error)
+            else:
+                take(message, frames)
+
+        await self._mailbox.listen(read)
+
+    def _read(self, received: list[zmq.Frame]) -> tuple[M, list[memoryview]]:
+        header, *frames = received
         return self._codec.decode(header.buffer), [frame.buffer for frame in frames]
 
     def send(self, message: Message, frames: Frames = ()) -> None:

@@ -66,6 +66,7 @@ def test_a_decoder_that_stops_while_nobody_asks_is_found_by_a_probe(qwen_tiny: P
     flags = ("--probe-interval-s", "1", "--preprocess-timeout-s", "2")
     with World("--model-path", str(qwen_tiny), *flags) as world:
         world.start().wait_ready()
+        world.wait_for("word of its decoder", lambda: decoders(world))
         old = world.pid("preparer")
         os.kill(old, signal.SIGSTOP)
         world.wait_for("a new one", lambda: [p for p in decoders(world) if p != old] == decoders(world) != [])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spmd_encoder.api.types import OutputKind
 from spmd_encoder.errors import EncoderError, ErrorCode
@@ -37,3 +39,23 @@ def test_one_value_that_is_not_finite(value: float, dtype: torch.dtype) -> None:
     outcome = finish(OutputKind.TOKENS, FEATURES, TowerOutput(tokens=good))
     assert not isinstance(outcome, EncoderError)
     assert (outcome.shape, outcome.num_tokens, outcome.grid) == ((3, 5), 3, (1, 3, 4))
+
+
+@given(
+    rows=st.integers(1, 70),
+    width=st.integers(2, 70),
+    value=st.sampled_from([float("nan"), float("inf"), float("-inf")]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    is_cut=st.booleans(),
+    data=st.data(),
+)
+def test_it_is_found_wherever_it_is(
+    rows: int, width: int, value: float, dtype: torch.dtype, is_cut: bool, data: st.DataObject
+) -> None:
+    """In tensors of every size and stride, as the kernel takes several values at a time."""
+    tokens = torch.randn(rows, 2 * width).to(dtype)[:, ::2] if is_cut else torch.randn(rows, width).to(dtype)
+    features = Features(tensors={}, num_tokens=rows, cost=1)
+    assert not isinstance(finish(OutputKind.TOKENS, features, TowerOutput(tokens=tokens)), EncoderError)
+    tokens[data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, width - 1))] = value
+    outcome = finish(OutputKind.TOKENS, features, TowerOutput(tokens=tokens))
+    assert isinstance(outcome, EncoderError) and outcome.code is ErrorCode.NON_FINITE

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from spmd_encoder.wire.codec import WireError
-from spmd_encoder.wire.messages import Failed, FromScheduler, Heartbeat, SchedulerStats, ToScheduler
+from spmd_encoder.wire.messages import Cancel, Failed, FromScheduler, Heartbeat, SchedulerStats, ToScheduler
 from spmd_encoder.wire.sockets import PIECE_BYTES, Context, DealerSocket, RouterSocket, new_context
 from tests.harness import zmtp
 
@@ -118,3 +118,47 @@ async def test_nobody_is_heard_without_the_secret(context: Context, router: Rout
     stranger.send(BEAT)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(router.receive(), 0.2)
+
+
+async def test_a_listener_is_given_all_that_comes_in_order_and_may_answer(
+    context: Context, router: RouterSocket[Any]
+) -> None:
+    peer, taken = dealer(context, router), asyncio.Queue[Any]()
+    peer.send(BEAT)
+    name, _, _ = await receive(router)
+
+    def take(message: Any, frames: list[memoryview]) -> None:
+        taken.put_nowait((message, [bytes(frame) for frame in frames]))
+        peer.send(BEAT)
+
+    router.send(name, Cancel(job_ids=(0,)))  # before anybody listens
+    listening = asyncio.create_task(peer.listen(take))
+    for number in range(1, 100):
+        router.send(name, Cancel(job_ids=(number,)), [b"a", b"%d" % number] if number % 2 else [])
+    router.send(name, Failed(job_id=1, code="INTERNAL", message=""))  # type: ignore[arg-type]  # it is dropped
+    router.send(name, Cancel(job_ids=(100,)))
+    for number in range(101):
+        frames = [b"a", b"%d" % number] if number % 2 else []
+        assert await asyncio.wait_for(taken.get(), 10) == (Cancel(job_ids=(number,)), frames)
+        assert (await receive(router))[1] == BEAT
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+    peer.close()
+
+
+async def test_what_a_listener_raises_ends_it(context: Context, router: RouterSocket[Any]) -> None:
+    peer, seen = dealer(context, router), list[Any]()
+    peer.send(BEAT)
+    name, _, _ = await receive(router)
+
+    def take(message: Any, frames: list[memoryview]) -> None:
+        seen.append(message)
+        raise RuntimeError("out of step")
+
+    for number in range(3):
+        router.send(name, Cancel(job_ids=(number,)))
+    with pytest.raises(RuntimeError, match="out of step"):
+        await asyncio.wait_for(peer.listen(take), 10)
+    assert seen == [Cancel(job_ids=(0,))]
+    assert (await asyncio.wait_for(peer.receive(), 10))[0] == Cancel(job_ids=(1,))
+    peer.close()
