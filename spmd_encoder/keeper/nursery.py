@@ -206,6 +206,7 @@ def main() -> NoReturn:
         folder = checkpoint.resolve_checkpoint(config.model.model_path, config.model.revision, cache_dir())
         importlib.import_module("spmd_encoder.models.registry").preload(checkpoint.read_model_type(folder))
         importlib.import_module("spmd_encoder.runtime.compute")
+        importlib.import_module("spmd_encoder.runtime.preparer")
     except StartupError as error:
         _answer(int(answer_fd), {"error": error.message, "exit_code": error.exit_code})
         sys.exit(error.exit_code)

@@ -65,6 +65,7 @@ AUDIO_FAMILIES: tuple[FamilyEntry, ...] = (
         preload=(
             "transformers.models.clap.modeling_clap",
             "transformers.models.clap.feature_extraction_clap",
+            "numpy.fft",
         ),
         tower_keys=("audio_model.", "audio_projection."),
     ),

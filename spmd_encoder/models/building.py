@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from spmd_encoder.errors import StartupError
+from spmd_encoder.models.lean_imports import deferred_compiler
 
 ModelT = TypeVar("ModelT", bound=PreTrainedModel)
 
@@ -35,7 +36,7 @@ def build_on_meta(cls: type[ModelT], config: PreTrainedConfig, dtype: torch.dtyp
     """
     build: Any = cls._from_config
     attention = "sdpa" if cls._supports_sdpa else "eager"
-    with torch.device("meta"), no_init_weights(), _bounded():
+    with deferred_compiler(), torch.device("meta"), no_init_weights(), _bounded():
         try:
             model: ModelT = build(copy.deepcopy(config), dtype=dtype, attn_implementation=attention)
         except ValueError:  # a part has no SDPA: transformers then chooses for each

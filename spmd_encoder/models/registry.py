@@ -14,6 +14,7 @@ from spmd_encoder.models.audio_families import AUDIO_FAMILIES
 from spmd_encoder.models.fallback_types import modeling_modules
 from spmd_encoder.models.families import NOT_SERVED as NOT_SERVED
 from spmd_encoder.models.families import FamilyEntry as FamilyEntry
+from spmd_encoder.models.lean_imports import deferred_compiler, without_training
 from spmd_encoder.models.retrieval_families import RETRIEVAL_FAMILIES
 
 FAMILIES: tuple[FamilyEntry, ...] = (*families.FAMILIES, *AUDIO_FAMILIES, *RETRIEVAL_FAMILIES)
@@ -35,6 +36,7 @@ _COMMON_PRELOAD = (
     "torch",
     "torch.distributed",
     "safetensors.torch",
+    "torch.utils._device",
     "transformers.conversion_mapping",
     "transformers.core_model_loading",
     "transformers.modeling_utils",
@@ -84,8 +86,12 @@ def preload(model_type: str) -> None:
     Raises StartupError for an unsupported type.
     """
     entry = find(model_type)
-    for module in (*_COMMON_PRELOAD, *entry.preload, entry.adapter.partition(":")[0]):
-        importlib.import_module(module)
+    with deferred_compiler():
+        with without_training():
+            for module in _COMMON_PRELOAD:
+                importlib.import_module(module)
+        for module in (*entry.preload, entry.adapter.partition(":")[0]):
+            importlib.import_module(module)
     module, _, name = entry.adapter.partition(":")
     for modality in getattr(importlib.import_module(module), name).modalities:
         with contextlib.suppress(ImportError):  # PyAV is optional; without it each item of the kind is refused

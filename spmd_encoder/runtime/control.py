@@ -12,7 +12,6 @@ from spmd_encoder.dispatcher.dispatcher import DPDispatcher
 from spmd_encoder.dispatcher.fleet import Fleet
 from spmd_encoder.dispatcher.liveness import Limits, Liveness
 from spmd_encoder.distributed.layout import Layout
-from spmd_encoder.media.image import set_pixel_limit
 from spmd_encoder.wire.messages import Endpoint, FromScheduler
 from spmd_encoder.wire.sockets import RouterSocket, new_context
 
@@ -27,7 +26,6 @@ async def launch_dp_runtime(
 
     `host` "": a world of one node, so sockets are files in `run_dir`; else TCP ports of that address.
     """
-    set_pixel_limit(config.server.max_image_pixels)
     token = secrets.token_hex(16)
     context = new_context()
     stack.callback(context.destroy, linger=0)

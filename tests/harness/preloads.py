@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spmd_encoder.models import registry
+from spmd_encoder.models.lean_imports import deferred_compiler, without_training
 
 COMMON = ("torch", "torch.distributed", "transformers.core_model_loading", "transformers.modeling_utils")
 """The dear ones of those that each preload begins with."""
@@ -23,8 +24,9 @@ COMMON = ("torch", "torch.distributed", "transformers.core_model_loading", "tran
 
 def main() -> None:
     assert "torch" not in sys.modules, "the registry is for processes without torch, too"
-    for module in COMMON:
-        import_module(module)
+    with deferred_compiler(), without_training():
+        for module in COMMON:
+            import_module(module)
     root = Path(sys.argv[1])
     print(json.dumps({entry.family: ask(entry, root / entry.family) for entry in registry.FAMILIES}))
 
