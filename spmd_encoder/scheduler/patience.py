@@ -7,7 +7,8 @@ prepared in w seconds, the k + 1 of them wait less altogether when the tower wai
 
 (begin now: k items are done after f, the next one after f + a + b c, where f is the forward of the k; wait: all are
 done after w + f + b c). So a lone item never waits, nor does any item where a forward costs its items and no more.
-a and b are learned from the forwards that were, w from how fast items have been prepared lately.
+a and b are learned from the forwards that were, w from how fast items have been prepared lately. What is prepared and
+does not join those at hand, because it failed or is of another kind, gives no reason to wait any longer.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Patience:
         self._under_way = 0
         self._since = 0.0
         self._gap_s: float | None = None
+        self._items = 0
+        self._joined_at = 0.0
         self._weight = self._cost = self._seconds = self._cost_cost = self._cost_seconds = 0.0
 
     def preparation_began(self, now: float) -> None:
@@ -43,6 +46,7 @@ class Patience:
 
     def forward_ended(self, cost: int, seconds: float) -> None:
         """A forward of so many tokens took so long."""
+        self._items = 0
         self._weight = _KEEP * self._weight + 1.0
         self._cost = _KEEP * self._cost + cost
         self._seconds = _KEEP * self._seconds + seconds
@@ -51,12 +55,20 @@ class Patience:
 
     def wait_s(self, now: float, *, items: int, cost: int) -> float:
         """At most so long, with so many items at hand, of so many tokens together; 0.0 is not at all."""
+        if items > self._items:
+            self._items, self._joined_at = items, now
+        wait_s = self._worth_s(now, items, cost)
+        if not wait_s:
+            self._items = 0
+        return wait_s
+
+    def _worth_s(self, now: float, items: int, cost: int) -> float:
         if not self._under_way or not self._weight or self._gap_s is None:
             return 0.0
         fixed_s, token_s = self._forward()
         more_s = token_s * cost / items
         worth_s = (fixed_s + more_s) / (items + 1) - more_s
-        waited_s = now - self._since
+        waited_s = now - min(self._since, self._joined_at)
         if self._gap_s - waited_s >= worth_s:
             return 0.0
         return max(0.0, min(worth_s, _LATE * self._gap_s - waited_s))

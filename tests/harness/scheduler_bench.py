@@ -104,6 +104,15 @@ class Bench:
     def submit(self, *jobs: Job) -> None:
         self.scheduler.submit(jobs, [memoryview(b"media %d" % job.job_id) for job in jobs])
 
+    async def prepare_in(self, seconds: float, job_id: int) -> None:
+        """Submit a job that is prepared in so long."""
+        self.engine.hold_prepare[job_id] = asyncio.Event()
+        self.submit(job(job_id))
+        await self.settle()
+        self.now += seconds
+        self.engine.hold_prepare[job_id].set()
+        await self.settle()
+
     async def settle(self) -> None:
         for _ in range(60):
             await asyncio.sleep(0)

@@ -80,6 +80,37 @@ async def test_nobody_waits_longer_than_twice_the_usual_time_for_what_is_late() 
         assert b.engine.batches == [[1], [2]]
 
 
+@pytest.mark.parametrize("what", ["fail", "are given up", "are of another kind"])
+async def test_nobody_waits_longer_while_others_that_are_prepared_do_not_join(what: str) -> None:
+    async with bench(lookahead=100) as b:
+        b.engine.gate.set()
+        for job_id in range(1, 3):  # each is prepared in 10 ms, and then comes the next one
+            await b.prepare_in(0.01, job_id)
+        assert b.engine.batches == [[1], [2]]
+        others = range(4, 40)
+        for job_id in (3, *others):
+            b.engine.hold_prepare[job_id] = asyncio.Event()
+            if what == "fail" and job_id != 3:
+                b.engine.prepare_errors[job_id] = EncoderError(ErrorCode.MEDIA_CORRUPT, "no picture")
+            b.engine.keys[job_id] = "k" if job_id == 3 else "another"
+        b.submit(job(3), *(job(job_id) for job_id in others))
+        await b.settle()
+        b.now += 0.01
+        b.engine.hold_prepare[3].set()
+        await b.settle()
+        assert b.engine.batches[2:] == [], "the next one is nearly there"
+        for job_id in others:
+            b.now += 0.01
+            if what == "are given up":
+                b.scheduler.cancel([job_id])
+            b.engine.hold_prepare[job_id].set()
+            await b.settle()
+            if b.engine.batches[2:]:
+                break
+        assert b.engine.batches[2:3] == [[3]]
+        assert job_id <= 6, "it has waited for twice the usual time"
+
+
 async def test_the_result_is_the_items_own() -> None:
     async with bench() as b:
         b.engine.gate.set()
