@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -82,12 +83,20 @@ class _DeferredCompiler(ModuleType):
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def load(self) -> None:
-        """Run its code, if that is still to do."""
+        """Run its code, if that is still to do. Raises whatever that does, and then it is to do again."""
         with self._loading:
-            if not self.is_loaded:
-                self.is_loaded = True
-                assert self.__spec__ is not None and self.__spec__.loader is not None
-                self.__spec__.loader.exec_module(self)
+            if self.is_loaded:
+                return
+            self.is_loaded = True  # it asks for itself
+            try:
+                if sys.modules.get(_COMPILER) is self:
+                    assert self.__spec__ is not None and self.__spec__.loader is not None
+                    self.__spec__.loader.exec_module(self)
+                else:  # whoever has kept it asks after the block: the code does not run twice
+                    vars(self).update(vars(import_module(_COMPILER)))
+            except BaseException:
+                self.is_loaded = False
+                raise
 
 
 class _LoadsBeforeItsParts(MetaPathFinder):
@@ -102,6 +111,6 @@ class _LoadsBeforeItsParts(MetaPathFinder):
             self._package.load()
 
 
-def _decorator(function: Callable[..., Any] | None = None, *_: object, **__: object) -> Any:
-    """As `@name` and as `@name(...)`."""
-    return (lambda decorated: decorated) if function is None else function
+def _decorator(fn: Callable[..., Any] | None = None, *_: object, **__: object) -> Any:
+    """As `@name` and as `@name(...)`; the function may come by its name."""
+    return (lambda decorated: decorated) if fn is None else fn

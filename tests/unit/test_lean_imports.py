@@ -86,6 +86,43 @@ print("torch._dynamo" in sys.modules)
     assert said.split() == ["1", "2", "False", "True", "False"]
 
 
+def test_decorators_take_the_function_by_its_name() -> None:
+    said = said_by(f"""{BEFORE}with deferred_compiler():
+    print(torch._dynamo.disable(fn=lambda: 1)(), torch._dynamo.disable(reason="none")(lambda: 2)())
+""")
+    assert said == "1 2"
+
+
+def test_compiler_that_could_not_be_loaded_is_loaded_when_it_can_be() -> None:
+    """Half of it is never taken for the whole."""
+    said = said_by(f"""
+import sys
+{BEFORE}
+class Once:
+    has_failed = False
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch._dynamo.convert_frame" and not self.has_failed:
+            self.has_failed = True
+            raise ImportError("no memory is left")
+sys.meta_path.insert(0, Once())
+with deferred_compiler():
+    try:
+        torch._dynamo.config
+    except ImportError as error:
+        print(error)
+if True:{COMPILE}""")
+    assert said.splitlines() == ["no memory is left", "2.0"]
+
+
+def test_whoever_has_kept_the_deferred_compiler_has_the_only_one() -> None:
+    said = said_by(f"""{BEFORE}with deferred_compiler():
+    import torch._dynamo as kept
+if True:{COMPILE}
+print(kept.reset is torch._dynamo.reset, kept.config is torch._dynamo.config)
+""")
+    assert said.splitlines() == ["2.0", "True True"]
+
+
 def said_by(code: str) -> str:
     """What a fresh process prints."""
     command = [sys.executable, "-c", code]
