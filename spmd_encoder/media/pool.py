@@ -53,6 +53,11 @@ class _Question:
         else:
             self.answer.set_exception(outcome)
 
+    def given_up(self, answer: asyncio.Future[Prepared]) -> None:
+        """Its file need not wait for its turn: more and more of them would lie here."""
+        if answer.cancelled():
+            self.media = b""
+
 
 @dataclass(eq=False)
 class _Preparer:
@@ -115,6 +120,8 @@ class PreparerPool:
         else:
             self._waiting.append(question)
             self._hand_out()
+            if self._waiting and self._waiting[-1] is question:
+                question.answer.add_done_callback(question.given_up)
         return question.answer
 
     async def wait_ready(self) -> None:
@@ -225,7 +232,7 @@ class PreparerPool:
             try:
                 preparer = await self._loaded()
                 break
-            except OSError as error:
+            except Exception as error:  # whatever it is, `again` has no other who would ask it
                 log.error("a decoder process could not be started: %s", error)
                 await asyncio.sleep(START_PAUSE_S)
         self._preparers.append(preparer)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
+import weakref
+from array import array
 from pathlib import Path
 
 import pytest
 
+from spmd_encoder.api.types import NO_OPTIONS, Modality
+from spmd_encoder.errors import StartupError
+from spmd_encoder.wire.preparing import Prepare
 from tests.harness.preparers import Child, ask, error_of, pool_of, settled, start
 
 
@@ -123,3 +129,41 @@ async def test_no_descriptor_is_left_of_processes_that_died_and_of_pools_that_we
             await error_of(pool, b"die")
             assert await ask(pool, os.urandom(3_000_000))
     assert descriptors() == before
+
+
+async def test_files_of_items_that_were_given_up_are_let_go_of_before_their_turn() -> None:
+    """Else callers who hang up fill the memory while all processes are at something long."""
+    async with pool_of(1) as pool:
+        await settled(pool, 1)
+        asking = asyncio.create_task(ask(pool, b"hang"))
+        await asyncio.sleep(0)
+        files = [array("B", bytes(100)) for _ in range(3)]
+        kept = [weakref.ref(file) for file in files]
+        request = Prepare(digest="sha256:1", modality=Modality.IMAGE, media_bytes=100, options=NO_OPTIONS)
+        answers = [pool.run(request, memoryview(file)) for file in files]
+        del files
+        for answer in answers[1:]:
+            answer.cancel()
+        await asyncio.sleep(0)
+        gc.collect()
+        assert [file() is not None for file in kept] == [True, False, False]
+        asking.cancel()
+
+
+async def test_a_process_is_started_again_whatever_its_start_failed_for() -> None:
+    starts = 0
+
+    async def late() -> Child:
+        nonlocal starts
+        starts += 1
+        if starts == 2:
+            raise StartupError("the nursery did not answer")
+        return await start()
+
+    async with pool_of(1, starter=late) as pool:
+        await settled(pool, 1)
+        asking = asyncio.create_task(ask(pool, b"slow"))
+        await asyncio.sleep(0)
+        os.kill(pool.pids[0], signal.SIGKILL)
+        assert await asyncio.wait_for(asking, 60) == b"wols"
+        assert starts == 3
