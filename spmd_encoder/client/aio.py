@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
@@ -15,7 +16,8 @@ from spmd_encoder.client.arrays import ArrayKind
 from spmd_encoder.client.base import ClientBase
 from spmd_encoder.client.chunks import Chunker
 from spmd_encoder.client.destinations import Destination, StagedReceipt, check_hashes
-from spmd_encoder.client.flows import Broken, Digest, Flow, Load, OutputKind, Pause, Send
+from spmd_encoder.client.flows import Broken, Digest, Flow, Load, OutputKind, Pause, Send, Wait
+from spmd_encoder.client.lanes import AsyncLanes
 from spmd_encoder.client.lookup import Held
 from spmd_encoder.client.reply import Reply
 from spmd_encoder.client.results import Result, all_good, stack
@@ -29,12 +31,14 @@ Images = Iterable[MediaLike] | AsyncIterable[MediaLike]
 class AsyncClient(ClientBase):
     """The same calls as `Client`, awaited. It belongs to one event loop, and not to a process forked from it.
 
-    `concurrency` holds for all of its calls together. Cancelling a call closes its connections, upon which the
-    server drops what has not begun. Files are read, and pictures written as PNG, in threads.
+    `concurrency` holds for all that it encodes, looks up and fetches together. Cancelling a call closes its
+    connections, upon which the server drops what has not begun. Files are read, and pictures written as PNG, in
+    threads.
     """
 
     def _open(self) -> None:
-        self._http = httpx.AsyncClient(**self._arguments)
+        transport = AsyncLanes(self._arguments["verify"])
+        self._http = httpx.AsyncClient(**self._arguments, transport=transport)
         self._slots = asyncio.Semaphore(self._concurrency)
 
     async def encode(
@@ -72,11 +76,11 @@ class AsyncClient(ClientBase):
         """As `Client.lookup`."""
         reject_single(images)
         sources = [source_of(image, index) for index, image in enumerate(images)]
-        return await self._run(self._flows.lookup(sources, output))
+        return await self._in_turn(self._flows.lookup(sources, output))
 
     async def fetch(self, staged: StagedReceipt | str, *, keep: bool = False, as_: ArrayKind = "numpy") -> Result:
         """As `Client.fetch`."""
-        return await self._run(self._flows.fetch(staged, keep, as_))
+        return await self._in_turn(self._flows.fetch(staged, keep, as_))
 
     async def models(self) -> list[dict[str, Any]]:
         """As `Client.models`."""
@@ -139,20 +143,32 @@ class AsyncClient(ClientBase):
 
     async def _run(self, flow: Flow[T]) -> T:
         outcome: object = None
-        while True:
-            try:
-                step = flow.send(outcome)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            match step:
-                case Send():
-                    outcome = await self._send(step)
-                case Pause():
-                    outcome = None
-                    await asyncio.sleep(step.seconds)
-                case Load() | Digest():
-                    outcome = await asyncio.to_thread(step.run)
+        with contextlib.closing(flow):
+            while True:
+                try:
+                    step = flow.send(outcome)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                match step:
+                    case Send():
+                        outcome = await self._send(step)
+                    case Wait():
+                        outcome = await self._wait(step)
+                    case Pause():
+                        outcome = None
+                        await asyncio.sleep(step.seconds)
+                    case Load() | Digest():
+                        outcome = await asyncio.to_thread(step.run)
+
+    async def _wait(self, step: Wait) -> bool:
+        given = asyncio.Event()
+        step.turn.wake = given.set
+        if not step.turn.is_given:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(step.deadline - time.monotonic()):
+                    await given.wait()
+        return step.turn.is_given
 
     async def _send(self, step: Send) -> Reply | Broken:
         try:

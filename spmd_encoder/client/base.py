@@ -18,8 +18,10 @@ class ClientBase(ABC):
 
     `url`: the server's address. `timeout_s`: for one request with its retries; after 429, 503 or a connection that
     could not be made it is sent again until then, and up to five times after connections that broke. `retries`: if
-    given, the most further attempts, whatever the reason. `concurrency`: requests at a time. `limits`:
-    pictures and bytes per request. `model`: if given, the server must serve it. `headers`: sent with every request,
+    given, the most further attempts, whatever the reason. `concurrency`: the most requests at a time; after the
+    first 64 more only as the first are answered, and fewer where the server refuses some, whose others wait their turn
+    here within `timeout_s`, those that came first in front (with `retries=0` none waits). `limits`: pictures and
+    bytes per request. `model`: if given, the server must serve it. `headers`: sent with every request,
     for example `{"authorization": "Bearer ..."}`. `verify`: as httpx has it, for https.
 
     Of a call's pictures at most `concurrency` requests' worth are in memory, with as many replies. Raises
@@ -43,7 +45,7 @@ class ClientBase(ABC):
         self._flows = Flows(model=model, timeout_s=timeout_s, retries=retries)
         self._concurrency = concurrency
         self._limits = limits or ChunkLimits()
-        self._arguments = client_arguments(url, headers, verify, concurrency)
+        self._arguments = client_arguments(url, headers, verify)
         self._open()
 
     @abstractmethod

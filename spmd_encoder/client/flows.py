@@ -1,11 +1,12 @@
 """Everything that is not I/O: what each call sends, when it tries again, what it makes of replies.
 
-A flow is a generator. It yields steps (`Send`, `Pause`, `Load`) and is sent their outcomes; what it returns is the
-call's value. `sync` and `aio` are the two drivers that carry the steps out.
+A flow is a generator. It yields steps (`Send`, `Pause`, `Load`, ...) and is sent their outcomes; what it returns is the
+call's value. `sync` and `aio` are the two drivers that carry the steps out, and close it in the end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import time
@@ -19,6 +20,7 @@ import msgspec
 from spmd_encoder.client.arrays import ArrayKind
 from spmd_encoder.client.destinations import Destination, StagedReceipt, ToReceiver, words
 from spmd_encoder.client.errors import BadReplyError, ItemError, NoReplyError, NoReplyInTimeError
+from spmd_encoder.client.gate import Gate, Turn
 from spmd_encoder.client.lookup import Held, digest_of, held_of, lookup_body, lookups
 from spmd_encoder.client.media import Modality
 from spmd_encoder.client.reply import (
@@ -83,6 +85,14 @@ class Pause:
 
 
 @dataclass(frozen=True)
+class Wait:
+    """For a turn that was asked for. Its outcome: whether it was given before the deadline, in the clock's seconds."""
+
+    turn: Turn
+    deadline: float
+
+
+@dataclass(frozen=True)
 class Load:
     """Its outcome has each picture's bytes or its error. It blocks: not for an event loop."""
 
@@ -117,7 +127,7 @@ class Digest:
 
 
 T = TypeVar("T")
-Step: TypeAlias = Send | Pause | Load | Digest
+Step: TypeAlias = Send | Pause | Wait | Load | Digest
 Flow: TypeAlias = Generator[Step, Any, T]
 """What is sent in is each step's outcome."""
 
@@ -130,6 +140,7 @@ class Flows:
     model: str | None = None
     timeout_s: float = 300.0
     retries: int | None = None
+    gate: Gate = field(default_factory=Gate)
     clock: Callable[[], float] = time.monotonic
     rng: random.Random = field(default_factory=random.Random)
 
@@ -189,7 +200,9 @@ class Flows:
     def _outcomes(
         self, request: Request, sent: Sequence[Source], array_kind: ArrayKind, to: Destination | None
     ) -> Flow[list[Result]]:
-        reply = yield from self._exchange(request, once=isinstance(to, ToReceiver))
+        # Who wants no second attempt is to hear at once that the server is full.
+        with contextlib.nullcontext() if self.retries == 0 else self.gate.turn() as turn:
+            reply = yield from self._exchange(request, turn, once=isinstance(to, ToReceiver))
         return results_of(reply, sent, array_kind) if to is None else delivered_of(reply, sent)
 
     def models(self) -> Flow[list[dict[str, Any]]]:
@@ -225,12 +238,15 @@ class Flows:
             return outcome.why
         return None if outcome.status == 200 else f"HTTP {outcome.status}"
 
-    def _exchange(self, request: Request, *, once: bool = False) -> Flow[Reply]:
+    def _exchange(self, request: Request, turn: Turn | None = None, *, once: bool = False) -> Flow[Reply]:
         """The reply, after as many attempts as are allowed: to encode twice does no harm. With `once` a request that
-        may have been carried out is not sent again."""
+        may have been carried out is not sent again. Each attempt waits for its `turn`, where it has one."""
         policy = RetryPolicy(self.retries, self.clock() + self.timeout_s, self.rng)
+        outcome: Reply | Broken | None = None
         while True:
-            outcome: Reply | Broken = yield Send(request, policy.deadline)
+            if turn is not None and not turn.ask() and not (yield Wait(turn, policy.deadline)):
+                return self._given_up(request, policy, outcome)
+            outcome = yield from self._attempt(request, turn, policy.deadline)
             match outcome:
                 case Reply(status=504) if self.clock() + _LAST_WORDS_S >= policy.deadline:
                     why = said(outcome)
@@ -252,13 +268,25 @@ class Flows:
                     if policy.used == _QUIET_ATTEMPTS and pause_s is not None:
                         left = policy.deadline - self.clock()
                         log.warning("no reply to %s yet (%s); trying for %.0f s more", request.path, outcome.why, left)
-            if pause_s is not None:
-                yield Pause(pause_s)
-            elif isinstance(outcome, Reply):
-                return outcome
-            else:
-                attempts = f"{policy.used + 1} attempt{'s' if policy.used else ''}"
-                raise NoReplyError(f"no reply to {request.path} in {attempts}: {outcome.why}")
+            if pause_s is None:
+                return self._given_up(request, policy, outcome)
+            yield Pause(pause_s)
+
+    def _attempt(self, request: Request, turn: Turn | None, deadline: float) -> Flow[Reply | Broken]:
+        outcome: Reply | Broken = yield Send(request, deadline)
+        if turn is not None:
+            turn.end(refused=isinstance(outcome, Broken) or outcome.status in RETRYABLE_STATUSES)
+        return outcome
+
+    def _given_up(self, request: Request, policy: RetryPolicy, outcome: Reply | Broken | None) -> Reply:
+        """What the last attempt came to, if there was one."""
+        if isinstance(outcome, Reply):
+            return outcome
+        if outcome is None:
+            why = "the server refuses others, and its turn has not come"
+            raise NoReplyInTimeError(f"{request.path} was not sent within {self.timeout_s:g} s: {why}")
+        attempts = f"{policy.used + 1} attempt{'s' if policy.used else ''}"
+        raise NoReplyError(f"no reply to {request.path} in {attempts}: {outcome.why}")
 
 
 def _loaded(source: Source) -> bytes | ItemError:

@@ -13,6 +13,7 @@ RETRYABLE_STATUSES = frozenset({429, 503})
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _LONGEST_RETRY_AFTER_S = 30.0
+_ROUNDED_TO_S = 1.0
 # A request that breaks its connection each time may be what breaks it.
 _MOST_BREAKS = 5
 
@@ -34,15 +35,16 @@ class RetryPolicy:
     def pause_s(self, now: float, retry_after_s: float | None, *, broke: bool = False) -> float | None:
         """How long to wait before the next attempt, or None where there shall be none. `broke`: the connection did.
 
-        The server's wish is a lower bound, capped, with a quarter of it as jitter so that refused clients do not
-        come back together; without one the pauses double, each drawn from its upper half.
+        The server's wish is a lower bound, capped, with jitter so that refused clients do not come back together: a
+        quarter of it, or the second that servers round wishes up to, at most as much as the wish; without one the
+        pauses double, each drawn from its upper half.
         """
         self.breaks += broke
         if self.breaks > _MOST_BREAKS if self.retries is None else self.used >= self.retries:
             return None
         if retry_after_s is not None:
             least = min(retry_after_s, _LONGEST_RETRY_AFTER_S)
-            pause = least * self.rng.uniform(1.0, 1.25)
+            pause = least + self.rng.uniform(0.0, max(least / 4, min(least, _ROUNDED_TO_S)))
         else:
             pause = min(_FIRST_PAUSE_S * 2.0**self.used, _LONGEST_PAUSE_S) * self.rng.uniform(0.5, 1.0)
         if now + pause >= self.deadline:

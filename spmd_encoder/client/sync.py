@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable
@@ -16,7 +18,8 @@ from spmd_encoder.client.arrays import ArrayKind
 from spmd_encoder.client.base import ClientBase
 from spmd_encoder.client.chunks import chunked
 from spmd_encoder.client.destinations import Destination, StagedReceipt, check_hashes
-from spmd_encoder.client.flows import Broken, Digest, Flow, Load, OutputKind, Pause, Send
+from spmd_encoder.client.flows import Broken, Digest, Flow, Load, OutputKind, Pause, Send, Wait
+from spmd_encoder.client.lanes import Lanes
 from spmd_encoder.client.lookup import Held
 from spmd_encoder.client.reply import Reply
 from spmd_encoder.client.results import Result, all_good, stack
@@ -33,7 +36,8 @@ class Client(ClientBase):
     """
 
     def _open(self) -> None:
-        self._http, self._pid = httpx.Client(**self._arguments), os.getpid()
+        transport = Lanes(self._arguments["verify"])
+        self._http, self._pid = httpx.Client(**self._arguments, transport=transport), os.getpid()
 
     def encode(
         self,
@@ -142,20 +146,30 @@ class Client(ClientBase):
 
     def _run(self, flow: Flow[T]) -> T:
         outcome: object = None
-        while True:
-            try:
-                step = flow.send(outcome)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            match step:
-                case Send():
-                    outcome = self._send(step)
-                case Pause():
-                    outcome = None
-                    time.sleep(step.seconds)
-                case Load() | Digest():
-                    outcome = step.run()
+        with contextlib.closing(flow):
+            while True:
+                try:
+                    step = flow.send(outcome)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                match step:
+                    case Send():
+                        outcome = self._send(step)
+                    case Wait():
+                        outcome = self._wait(step)
+                    case Pause():
+                        outcome = None
+                        time.sleep(step.seconds)
+                    case Load() | Digest():
+                        outcome = step.run()
+
+    def _wait(self, step: Wait) -> bool:
+        given = threading.Event()
+        step.turn.wake = given.set
+        if not step.turn.is_given:
+            given.wait(max(0.0, step.deadline - time.monotonic()))
+        return step.turn.is_given
 
     def _send(self, step: Send) -> Reply | Broken:
         try:

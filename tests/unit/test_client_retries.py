@@ -328,11 +328,13 @@ def pauses(
 
 
 def test_the_servers_wish_is_honoured_and_capped() -> None:
-    for wish, least in ((2, 2.0), (3600, 30.0)):
-        got = list(pauses(Reply(503, {"retry-after": str(wish)}, b""), retries=4, timeout_s=1000))
-        assert len(got) == 4
-        assert all(least <= pause <= least * 1.25 for pause in got)
-        assert len(set(got)) == 4, "refused clients must not come back together"
+    for wish, least, most in ((1, 1.0, 2.0), (2, 2.0, 3.0), (8, 8.0, 10.0), (3600, 30.0, 37.5)):
+        got = list(pauses(Reply(503, {"retry-after": str(wish)}, b""), retries=40, timeout_s=10_000))
+        assert len(got) == 40
+        assert all(least <= pause <= most for pause in got)
+        assert len(set(got)) == 40, "refused clients must not come back together"
+        assert max(got) - min(got) > (most - least) / 2, "a wish is rounded to seconds; pauses fill one"
+    assert set(pauses(Reply(503, {"retry-after": "0"}, b""), retries=4, timeout_s=1000)) == {0.0}
 
 
 def test_without_a_wish_pauses_double() -> None:
