@@ -15,7 +15,7 @@ A job without bytes (`held`) is a work of its own, which only a replica that hol
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from spmd_encoder.api.types import HeldResult
 from spmd_encoder.dispatcher.commands import Command, Deliver, Fail, Key, NewJob, Send, Withdraw
@@ -30,10 +30,7 @@ from spmd_encoder.errors import EncoderError, ErrorCode, time_over
 _HIT_WINDOWS = 4
 """So many times `window_items` works may be in one replica's hands as hits: it may have dropped what they hope for."""
 _NOT_RUN = frozenset(
-    {
-        *(ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DRAINING, ErrorCode.NOT_FOUND),
-        ErrorCode.OVERLOADED,
-    }
+    (ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DRAINING, ErrorCode.NOT_FOUND, ErrorCode.OVERLOADED)
 )
 """Failures that say nothing of the input."""
 
@@ -268,9 +265,13 @@ class Ledger:
         else:
             self._waiting[work.work_id] = work
 
-    def _changed(self, keys: Iterable[Key]) -> None:
+    def _changed(self, keys: Collection[Key]) -> None:
         """Other replicas than before hold these, or none does."""
-        self._wait(self._hits.take(keys))
+        works = self._hits.take(keys)
+        for key in keys:  # one that somebody wanted before and gave up may have been encoded all the same
+            if (work := self._joinable.get(key)) and work.work_id in self._waiting and self._directory.holders(key):
+                works.append(self._waiting.pop(work.work_id))
+        self._wait(works)
 
     def _assign(self) -> list[Command]:
         commands: list[Command] = []

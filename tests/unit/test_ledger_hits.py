@@ -97,3 +97,16 @@ def test_they_are_no_work_and_tell_no_pace() -> None:
     assert (book.is_encoding, book.num_items) == (False, 1)
     book.completed(0, 2, KEPT)
     assert book.answered_tokens == 50
+
+
+def test_what_was_given_up_and_encoded_all_the_same_is_no_reason_for_the_next_who_wants_it_to_wait() -> None:
+    book = ledger(1, items=1, known=10)
+    assert placed(book.submit([job(1, "x")], 0.0)) == {0: (1,)}
+    book.cancel([1])
+    assert placed(book.submit([job(2, "y"), job(3, "z"), job(4, "x")], 0.0)) == {}
+    assert placed(book.completed(0, 1, KEPT)) == {0: (2, 4)}
+    assert book.load(0).outstanding_items == 2
+    book.completed(0, 4, KEPT)
+    assert placed(book.completed(0, 2, KEPT)) == {0: (3,)}
+    book.completed(0, 3)
+    assert (book.num_items, book.num_tokens, book.waiting_tokens) == (0, 0, 0)
