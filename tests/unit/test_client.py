@@ -198,7 +198,7 @@ def test_state(call: Call, server: FakeEncoder) -> None:
     call("wait_ready", 5)
     server.ready = False
     assert call("ready") is False
-    with pytest.raises(NoReplyInTimeError, match=r"within 0.3 s; at last: HTTP 503"):
+    with pytest.raises(NoReplyInTimeError, match=r"within 0.3 s; at last: (HTTP 503|the server was too slow)"):
         call("wait_ready", 0.3)
 
 

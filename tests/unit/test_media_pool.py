@@ -225,7 +225,7 @@ async def test_a_replacement_that_does_not_come_up_is_no_fault_of_the_item() -> 
     async def second_dies() -> Child:
         nonlocal starts
         starts += 1
-        child = await start()
+        child = await start(3600.0 if starts == 2 else 0.0)
         if starts == 2:
             child.kill()
         return child

@@ -8,6 +8,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,9 +132,16 @@ def test_a_pipe_talks_before_there_is_a_loop(pair: tuple[socket.socket, socket.s
     ours, theirs = map(Pipe, pair)
     theirs.send(StopWorker())
     assert ours.receive_blocking(ToWorker) == StopWorker()
-    threading.Timer(0.02, pair[1].send, [frame(beat(3))[:6]]).start()
-    threading.Timer(0.04, pair[1].send, [frame(beat(3))[6:]]).start()
+
+    def send_in_two() -> None:
+        for piece in (frame(beat(3))[:6], frame(beat(3))[6:]):
+            time.sleep(0.02)
+            pair[1].send(piece)
+
+    sender = threading.Thread(target=send_in_two)
+    sender.start()
     assert ours.receive_blocking(FromWorker) == beat(3)
+    sender.join()
     pair[1].send(frame(beat(3))[:6])
     pair[1].close()
     with pytest.raises(ConnectionError):
