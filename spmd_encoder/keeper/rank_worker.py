@@ -120,7 +120,10 @@ class RankWorker:
 
     async def _live_once(self, attempt: int) -> WorkerExited:
         epoch = self._target
-        self._tower.write(())
+        try:
+            self._tower = self._tower.for_next_writer()
+        except OSError as error:
+            log.error("the page of what is in the tower has gone and cannot be made anew: %s", error)
         child = await self._start(epoch, attempt)
         self._now = now = _Watched(child, await over_socket(child.sock, FromWorker), epoch)
         self._report(self._started(now))

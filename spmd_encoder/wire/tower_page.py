@@ -22,8 +22,9 @@ def tower_page_path(run_dir: Path, rank: int) -> Path:
 class TowerPage:
     """Two lists of job ids, and which of them stands: whoever is killed while writing leaves the other as it was."""
 
-    def __init__(self, descriptor: int) -> None:
-        """Takes over the descriptor."""
+    def __init__(self, path: Path, descriptor: int) -> None:
+        """Takes over the descriptor of the file at `path`."""
+        self._path = path
         try:
             self._memory = mmap.mmap(descriptor, 0)
         finally:
@@ -41,12 +42,22 @@ class TowerPage:
         except OSError:
             os.close(descriptor)
             raise
-        return cls(descriptor)
+        return cls(path, descriptor)
 
     @classmethod
     def open(cls, path: Path) -> TowerPage:
         """Raises OSError."""
-        return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        return cls(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def for_next_writer(self) -> TowerPage:
+        """This one, empty; or an empty one in its place where the file has gone, and it is closed: old files of a
+        folder for temporary ones are removed, and this one is as old as its server. Raises OSError."""
+        self.write(())
+        if self._path.exists():
+            return self
+        another = TowerPage.create(self._path, len(self._words) // 2 - 1)
+        self.close()
+        return another
 
     def write(self, job_ids: Sequence[int]) -> None:
         """These are in the tower from now on, and no others."""

@@ -51,6 +51,17 @@ def test_a_worker_falls_and_no_client_notices(
     drills.worker_falls(world, pictures, expected, rank, sig)
 
 
+def test_files_that_were_removed_from_the_temporary_folder_keep_no_replica_from_healing(
+    world: World, pictures: list[bytes], expected: Expected
+) -> None:
+    """As programs do it to old ones."""
+    pages = list(world.tmp.glob("*/tower-*"))
+    assert len(pages) == 4
+    for page in pages:
+        page.unlink()
+    drills.worker_falls(world, pictures, expected, 0, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("poison", [KILLER, RAISER, HANGER], ids=["kill", "raise", "hang"])
 def test_a_poison_input_costs_at_most_two_deaths(
     world: World, pictures: list[bytes], expected: Expected, poison: bytes

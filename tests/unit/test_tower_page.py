@@ -78,6 +78,31 @@ def test_a_batch_that_is_larger_than_it_may_be_leaves_the_other_list_alone(tmp_p
     assert page.read() == (5,)
 
 
+def test_the_next_writer_finds_an_empty_one_also_where_its_file_has_gone(tmp_path: Path) -> None:
+    path = tmp_path / "tower"
+    keeper = TowerPage.create(path, 3)
+    for removes in (False, True, False):
+        before = TowerPage.open(path)
+        before.write((1, 2))
+        if removes:
+            path.unlink()
+        after = keeper.for_next_writer()
+        assert (after is keeper) is not removes
+        keeper = after
+        writer = TowerPage.open(path)
+        assert keeper.read() == writer.read() == ()
+        writer.write(range(10))
+        assert keeper.read() == (0, 1, 2), "as many as before"
+        if removes:
+            before.write((3,))
+            assert keeper.read() == (0, 1, 2)
+    path.unlink()
+    tmp_path.rename(tmp_path.with_suffix(".gone"))
+    with pytest.raises(OSError):
+        keeper.for_next_writer()
+    assert keeper.read() == (), "it can be used all the same"
+
+
 def test_it_is_for_nobody_else_has_no_holes_and_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "tower"
     TowerPage.create(path, 1000).write((1,))
