@@ -43,7 +43,10 @@ def without_training() -> Iterator[None]:
 
 @contextmanager
 def deferred_compiler() -> Iterator[None]:
-    """In the block torch's compiler is loaded at the first use that is more than to decorate. Imports torch."""
+    """In the block torch's compiler is loaded at the first use that is more than to decorate. Imports torch.
+
+    For one thread: two that import parts of the compiler in it may wait for each other for ever.
+    """
     spec = find_spec(_COMPILER)
     if spec is None or _COMPILER in sys.modules:
         yield
