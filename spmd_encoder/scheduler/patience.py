@@ -45,8 +45,10 @@ class Patience:
         self._under_way -= 1
 
     def forward_ended(self, cost: int, seconds: float) -> None:
-        """A forward of so many tokens took so long."""
+        """A forward of so many tokens took so long; one that took no time at all was none, its items failed."""
         self._items = 0
+        if seconds <= 0.0:
+            return
         self._weight = _KEEP * self._weight + 1.0
         self._cost = _KEEP * self._cost + cost
         self._seconds = _KEEP * self._seconds + seconds

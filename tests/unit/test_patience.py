@@ -40,6 +40,13 @@ def test_an_item_that_is_late_is_not_waited_for() -> None:
     assert patience.wait_s(200.0, items=1, cost=10) == 0.0
 
 
+def test_items_that_failed_in_place_of_a_forward_teach_nothing() -> None:
+    patience, other = (learned(fixed_s=5.0, token_s=0.1, gap_s=1.5) for _ in range(2))
+    for _ in range(50):
+        patience.forward_ended(10, 0.0)
+    assert patience.wait_s(100.0, items=1, cost=10) == other.wait_s(100.0, items=1, cost=10) > 0.0
+
+
 def test_a_lone_item_never_waits() -> None:
     patience = learned(fixed_s=5.0, token_s=0.1, gap_s=1.5)
     patience.preparation_ended(100.0)
