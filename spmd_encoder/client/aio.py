@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import httpx
 from numpy.typing import NDArray
 
-from spmd_encoder.client.arrays import ArrayKind
+from spmd_encoder.client.arrays import ArrayKind, check_kind
 from spmd_encoder.client.base import ClientBase
 from spmd_encoder.client.chunks import Chunker
 from spmd_encoder.client.destinations import Destination, StagedReceipt, check_hashes
@@ -66,6 +66,7 @@ class AsyncClient(ClientBase):
         """As `Client.encode_iter`; `images` may be asynchronous too. Leave it early by `aclose()`."""
         reject_single(images)
         check_hashes(destination, images)
+        check_kind(as_)
         return self._results(images, output, as_, destination)
 
     async def embed(self, images: Images) -> NDArray[Any]:
@@ -80,6 +81,7 @@ class AsyncClient(ClientBase):
 
     async def fetch(self, staged: StagedReceipt | str, *, keep: bool = False, as_: ArrayKind = "numpy") -> Result:
         """As `Client.fetch`."""
+        check_kind(as_)
         return await self._in_turn(self._flows.fetch(staged, keep, as_))
 
     async def models(self) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,17 @@ if TYPE_CHECKING:
     import torch
 
 ArrayKind = Literal["numpy", "torch"]
+_KINDS = get_args(ArrayKind)
 Buffer = bytes | bytearray | memoryview
 
 DTYPE_BYTES = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8})
 """Bytes per value, by torch's name."""
+
+
+def check_kind(kind: object) -> None:
+    """Raises ValueError for what is no `ArrayKind`."""
+    if kind not in _KINDS:
+        raise ValueError(f"as_ must be one of {', '.join(_KINDS)}")
 
 
 def to_numpy(data: Buffer, dtype: str, shape: Sequence[int]) -> NDArray[np.floating[Any]]:

@@ -11,6 +11,8 @@ from spmd_encoder.client.flows import Flows
 from spmd_encoder.client.transport import client_arguments
 
 DEFAULT_URL = "http://127.0.0.1:30000"
+_LONGEST_S = 10_000_000
+"""The clocks of some systems end not far beyond."""
 
 
 class ClientBase(ABC):
@@ -40,8 +42,12 @@ class ClientBase(ABC):
         headers: Mapping[str, str] | None = None,
         verify: ssl.SSLContext | bool = True,
     ) -> None:
-        if timeout_s <= 0 or (retries is not None and retries < 0) or concurrency < 1:
-            raise ValueError("timeout_s must be above 0, retries at least 0, concurrency at least 1")
+        if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= _LONGEST_S):
+            raise ValueError(f"timeout_s must be a number of seconds above 0 and at most {_LONGEST_S:,}")
+        if not (retries is None or (isinstance(retries, int) and retries >= 0)):
+            raise ValueError("retries must be a whole number, at least 0, or None")
+        if not (isinstance(concurrency, int) and concurrency >= 1):
+            raise ValueError("concurrency must be a whole number, at least 1")
         self._flows = Flows(model=model, timeout_s=timeout_s, retries=retries)
         self._concurrency = concurrency
         self._limits = limits or ChunkLimits()

@@ -245,6 +245,9 @@ class Flows:
         outcome: Reply | Broken | None = None
         while True:
             if turn is not None and not turn.ask() and not (yield Wait(turn, policy.deadline)):
+                if outcome is None:
+                    why = f"its turn did not come; at last another request had: {turn.why}"
+                    raise NoReplyInTimeError(f"{request.path} was not sent within {self.timeout_s:g} s: {why}")
                 return self._given_up(request, policy, outcome)
             outcome = yield from self._attempt(request, turn, policy.deadline)
             match outcome:
@@ -275,16 +278,17 @@ class Flows:
     def _attempt(self, request: Request, turn: Turn | None, deadline: float) -> Flow[Reply | Broken]:
         outcome: Reply | Broken = yield Send(request, deadline)
         if turn is not None:
-            turn.end(refused=isinstance(outcome, Broken) or outcome.status in RETRYABLE_STATUSES)
+            match outcome:
+                case Broken(why=why):
+                    turn.end(why)
+                case Reply(status=status):
+                    turn.end(said(outcome) if status in RETRYABLE_STATUSES else None)
         return outcome
 
-    def _given_up(self, request: Request, policy: RetryPolicy, outcome: Reply | Broken | None) -> Reply:
-        """What the last attempt came to, if there was one."""
+    def _given_up(self, request: Request, policy: RetryPolicy, outcome: Reply | Broken) -> Reply:
+        """What the last attempt came to."""
         if isinstance(outcome, Reply):
             return outcome
-        if outcome is None:
-            why = "the server refuses others, and its turn has not come"
-            raise NoReplyInTimeError(f"{request.path} was not sent within {self.timeout_s:g} s: {why}")
         attempts = f"{policy.used + 1} attempt{'s' if policy.used else ''}"
         raise NoReplyError(f"no reply to {request.path} in {attempts}: {outcome.why}")
 

@@ -42,6 +42,7 @@ class Gate:
         self._known = math.inf
         """Up to here `_most` grows by one with each answer."""
         self._cuts = 0
+        self.why = ""
         self._shut_by: Turn | None = None
         """Nobody goes until this one, which was refused with nothing else under way, comes back or leaves."""
 
@@ -68,8 +69,9 @@ class Gate:
                 self._most += 1.0 if self._most < self._known else 1.0 / self._most
             self._give()
 
-    def refused(self, turn: Turn) -> None:
+    def refused(self, turn: Turn, why: str) -> None:
         with self._lock:
+            self.why = why
             self._going.discard(turn)
             left = len(self._going)
             # Of those that went before the last cut one does not say that it was too small. One alone says nothing.
@@ -132,10 +134,15 @@ class Turn:
     def is_given(self) -> bool:
         return self._gate.is_going(self)
 
-    def end(self, *, refused: bool) -> None:
-        """An attempt is over. `refused`: the server took it not, or was not there."""
-        if refused:
-            self._gate.refused(self)
+    @property
+    def why(self) -> str:
+        """Why the last request that was refused, whose ever, was."""
+        return self._gate.why
+
+    def end(self, refused: str | None) -> None:
+        """An attempt is over. `refused`: why the server took it not, or that it was not there."""
+        if refused is not None:
+            self._gate.refused(self, refused)
         else:
             self._gate.answered(self)
 

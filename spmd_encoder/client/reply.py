@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 import msgspec
 
 from spmd_encoder.client import safetensors
-from spmd_encoder.client.arrays import ArrayKind
+from spmd_encoder.client.arrays import ArrayKind, check_kind
 from spmd_encoder.client.destinations import Receipt
 from spmd_encoder.client.errors import BadReplyError, BusyError, ItemError, RefusedError
 from spmd_encoder.client.files import read_regular
@@ -26,9 +26,11 @@ JSON = "application/json"
 _ITEM_CODES = frozenset(
     {
         *("TOO_LARGE", "MEDIA_UNSUPPORTED", "MEDIA_CORRUPT", "FETCH_FORBIDDEN", "FETCH_FAILED"),
-        *("WORKER_DIED", "NON_FINITE", "NOT_FOUND"),
+        *("WORKER_DIED", "NON_FINITE"),
     }
 )
+_DIGEST_CODES = _ITEM_CODES | {"NOT_FOUND"}
+"""For what is sent by its digest. Of other requests this code says that the server has no such route."""
 # Names in a reply of /v1/staged, and in a file of the destination `file`.
 _STAGED_TENSOR, _FILE_TENSOR, _ABOUT = "embedding", "ec_cache", "item"
 
@@ -100,7 +102,7 @@ def results_of(reply: Reply, sent: Sequence[Source], array_kind: ArrayKind) -> l
             "it is older than this client, or something else"
         )
     else:
-        tensors, items = {}, _failures(reply, len(sent))
+        tensors, items = {}, _failures(reply, sent)
     _check_one_each(items, sent)
     if tensors.keys() != {str(item.index) for item in items if item.status == "ok"}:
         raise BadReplyError("the reply's tensors are not those of its good items")
@@ -114,7 +116,7 @@ def results_of(reply: Reply, sent: Sequence[Source], array_kind: ArrayKind) -> l
 def delivered_of(reply: Reply, sent: Sequence[Source]) -> list[Result]:
     """One result per picture that was sent, in order, each with where it is. Raises as `results_of` does."""
     outcomes = _decoded_or_none(reply, _Outcomes)
-    items = _failures(reply, len(sent)) if outcomes is None else outcomes.data
+    items = _failures(reply, sent) if outcomes is None else outcomes.data
     _check_one_each(items, sent)
     if any(item.status == "ok" and item.delivered is None for item in items):
         raise BadReplyError("the server does not say where a good item is")
@@ -141,6 +143,7 @@ def read_embedding_file(path: str | Path, as_: ArrayKind = "numpy") -> Result:
 
     Raises `BadReplyError` where it is damaged, or written by another program; OSError, ValueError for a pipe.
     """
+    check_kind(as_)
     return _of_one(read_regular(str(path)), _FILE_TENSOR, str(path), as_)
 
 
@@ -168,7 +171,7 @@ def _check_one_each(items: Sequence[_Item], sent: Sequence[Source]) -> None:
         raise BadReplyError(f"the server answered {len(items)} items, not one for each of the {len(sent)} sent")
 
 
-def _failures(reply: Reply, num_sent: int) -> list[_Item]:
+def _failures(reply: Reply, sent: Sequence[Source]) -> list[_Item]:
     """The items of a reply in which all of them failed. Raises `RefusedError` for any other error reply."""
     if reply.status in RETRYABLE_STATUSES:
         refuse(reply)
@@ -176,7 +179,8 @@ def _failures(reply: Reply, num_sent: int) -> list[_Item]:
     if outcomes is not None and outcomes.data and all(item.status == "error" for item in outcomes.data):
         return outcomes.data
     refusal = _decoded_or_none(reply, _Refusal)
-    if num_sent == 1 and refusal is not None and refusal.error.code in _ITEM_CODES:
+    codes = _ITEM_CODES if sent[0].digest is None else _DIGEST_CODES
+    if len(sent) == 1 and refusal is not None and refusal.error.code in codes:
         return [_Item(index=0, status="error", error=refusal.error)]
     return refuse(reply)
 

@@ -14,6 +14,7 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _LONGEST_RETRY_AFTER_S = 30.0
 _ROUNDED_TO_S = 1.0
+_LAST_PAUSE_S = 0.2
 # A request that breaks its connection each time may be what breaks it.
 _MOST_BREAKS = 5
 
@@ -47,6 +48,8 @@ class RetryPolicy:
             pause = least + self.rng.uniform(0.0, max(least / 4, min(least, _ROUNDED_TO_S)))
         else:
             pause = min(_FIRST_PAUSE_S * 2.0**self.used, _LONGEST_PAUSE_S) * self.rng.uniform(0.5, 1.0)
+            if (left := self.deadline - now) >= _LAST_PAUSE_S:
+                pause = min(pause, left / 2)  # a server that comes back in time is asked once more
         if now + pause >= self.deadline:
             return None
         self.used += 1

@@ -8,13 +8,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
 import httpx
 from numpy.typing import NDArray
 
-from spmd_encoder.client.arrays import ArrayKind
+from spmd_encoder.client.arrays import ArrayKind, check_kind
 from spmd_encoder.client.base import ClientBase
 from spmd_encoder.client.chunks import chunked
 from spmd_encoder.client.destinations import Destination, StagedReceipt, check_hashes
@@ -71,11 +71,12 @@ class Client(ClientBase):
         """Results in order, as they come; a bad picture's has `error`.
 
         `images` may be a generator of any length: it is read, and files are opened, no further ahead than
-        `concurrency` requests. Requests that run when the iteration is left early end by themselves. Raises
-        `EncoderClientError` where a request as a whole fails.
+        `concurrency` requests. Requests that run when the iteration is left early end by themselves, and keep no
+        process from ending. Raises `EncoderClientError` where a request as a whole fails.
         """
         reject_single(images)
         check_hashes(destination, images)
+        check_kind(as_)
         return self._results(images, output, as_, destination)
 
     def embed(self, images: Iterable[MediaLike]) -> NDArray[Any]:
@@ -101,6 +102,7 @@ class Client(ClientBase):
 
         The server forgets it then, unless `keep`. Raises `RefusedError` NOT_FOUND where nothing is there any more.
         """
+        check_kind(as_)
         return self._run(self._flows.fetch(staged, keep, as_))
 
     def models(self) -> list[dict[str, Any]]:
@@ -133,16 +135,25 @@ class Client(ClientBase):
         self, images: Iterable[MediaLike], output: OutputKind | None, as_: ArrayKind, to: Destination | None
     ) -> Generator[Result, None, None]:
         window: deque[Future[list[Result]]] = deque()
-        pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="encode")
-        try:
-            for chunk in chunked(images, self._limits):
-                if len(window) == self._concurrency:
-                    yield from window.popleft().result()
-                window.append(pool.submit(self._run, self._flows.encode(chunk, output, as_, to)))
-            while window:
+        for chunk in chunked(images, self._limits):
+            if len(window) == self._concurrency:
                 yield from window.popleft().result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            window.append(self._begin(self._flows.encode(chunk, output, as_, to)))
+        while window:
+            yield from window.popleft().result()
+
+    def _begin(self, flow: Flow[T]) -> Future[T]:
+        """In a thread of its own that does not keep the process from ending, as an executor's would."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(self._run(flow))
+            except BaseException as error:  # handed to whoever asks for the result
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="encode", daemon=True).start()
+        return future
 
     def _run(self, flow: Flow[T]) -> T:
         outcome: object = None

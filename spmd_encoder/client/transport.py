@@ -31,6 +31,12 @@ def client_arguments(url: str, headers: Mapping[str, str] | None, verify: ssl.SS
         raise ValueError(f"the server's URL is not valid: {error}") from None
     if base.scheme not in ("http", "https") or not base.host or base.query or base.fragment:
         raise ValueError("the server's URL must look like http://127.0.0.1:30000")
+    if base.port is not None and not 0 < base.port < 2**16:
+        raise ValueError(f"the server's URL must have a port from 1 to {2**16 - 1}")
+    try:
+        httpx.Headers(headers)
+    except (UnicodeEncodeError, TypeError, AttributeError, ValueError):  # not told, as a header may be a key
+        raise ValueError("headers must be names and values of ASCII characters") from None
     return {
         "base_url": base,
         "headers": {

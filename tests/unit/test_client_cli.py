@@ -219,7 +219,7 @@ def test_a_server_that_refuses_ends_the_command(
         (["encode", "photos/a.png", "--out", "/dev/full"], "--out /dev/full is there already and is no folder"),
         (["encode", "photos/a.png", "--out", "folder.safetensors"], "--out folder.safetensors is a folder"),
         (["encode", "photos/a.png", "--out", "o", "--header", "key"], "--header takes NAME:VALUE"),
-        (["encode", "photos/a.png", "--out", "o", "--jobs", "0"], "concurrency at least 1"),
+        (["encode", "photos/a.png", "--out", "o", "--jobs", "0"], "concurrency must be a whole number, at least 1"),
         (["encode", "photos/a.png", "--out", "o", "--url", "host:1"], "must look like http://"),
     ],
 )

@@ -111,6 +111,14 @@ def test_failures(served: Served) -> None:
             assert all(result.error is not None and result.error.request_id for result in results)
 
 
+def test_a_wrong_address_is_no_fault_of_the_picture(served: Served) -> None:
+    with Client(f"{served.url}/v1") as client:
+        for images in ([file(3)], [file(3), file(4)]):
+            with pytest.raises(RefusedError, match="no such route") as caught:
+                client.encode(images, raise_on_error=False)
+            assert caught.value.status == 404
+
+
 def test_refusals(served: Served) -> None:
     with Client(served.url, model="other") as client, pytest.raises(RefusedError) as caught:
         client.encode([file(3), file(4)])

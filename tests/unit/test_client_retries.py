@@ -350,6 +350,11 @@ def test_no_pause_beyond_the_deadline() -> None:
     assert 5 <= len(got) <= 6
 
 
+def test_a_server_that_comes_back_in_the_last_seconds_is_asked() -> None:
+    for timeout_s in (2.0, 3.0, 60.0):
+        assert timeout_s - sum(pauses(Broken("no connection"), timeout_s=timeout_s)) < 0.21
+
+
 @pytest.mark.parametrize(
     "outcome", [Broken("no connection"), Reply(503, {}, b""), Reply(429, {"retry-after": "1"}, b"")]
 )
