@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -22,6 +24,15 @@ from benchmarks.report import Check, Plot, Report, Table, rounded
 from benchmarks.scenario import Options, Scenario
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.suite import is_done, measure, summarise
+
+
+@pytest.fixture(autouse=True)
+def handler_is_put_back() -> Iterator[None]:
+    """The command sets one for SIGTERM, as it is a process of its own elsewhere."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
 
 # -- estimates
 
