@@ -12,7 +12,7 @@ from spmd_encoder.client.transport import client_arguments
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 _LONGEST_S = 10_000_000
-"""The clocks of some systems end not far beyond."""
+"""Four months: what waits for time takes no infinity, and ends with an error of its own somewhere beyond."""
 
 
 class ClientBase(ABC):

@@ -38,7 +38,7 @@ class RetryPolicy:
 
         The server's wish is a lower bound, capped, with jitter so that refused clients do not come back together: a
         quarter of it, or the second that servers round wishes up to, at most as much as the wish; without one the
-        pauses double, each drawn from its upper half.
+        pauses double, each drawn from its upper half, and none is longer than half of what is left.
         """
         self.breaks += broke
         if self.breaks > _MOST_BREAKS if self.retries is None else self.used >= self.retries:

@@ -1,113 +1,27 @@
-"""Many requests of one client at a server that takes few: how many are sent, in which order, over which connections."""
+"""Many requests of one client at a server that takes few: how many are sent, and in which order."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
 import socket
-import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 
 from spmd_encoder.client import AsyncClient, BusyError, Client, NoReplyInTimeError, RefusedError
 from spmd_encoder.client.gate import Gate, Turn
-from spmd_encoder.client.lanes import AsyncLanes, Lanes
-from spmd_encoder.client.transport import tls_of
 from tests.harness.fake_encoder import FakeEncoder
+from tests.harness.small_server import Small, answered, small
 
 pytestmark = pytest.mark.timeout(60)
 
 FIRST = 64
-
-
-class Small:
-    """A server that answers what its `rule` says, request by request: "ok", or a `Retry-After`, or for ever nothing.
-
-    `names`: the bodies in the order of their coming. `inside`, `peak`: requests at a time. `connections`, `open`.
-    """
-
-    def __init__(self, rule: Callable[[Small, str], Awaitable[str | None]]) -> None:
-        self._rule = rule
-        self.url = ""
-        self.names: list[str] = []
-        self.inside = self.peak = self.connections = self.open = self.refused = 0
-        self.changed = asyncio.Event()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self.changed.clear()
-            await self.changed.wait()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        self.open += 1
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                fields = dict(line.lower().split(": ", 1) for line in head.decode().split("\r\n")[1:] if line)
-                name = (await reader.readexactly(int(fields.get("content-length", 0)))).decode()
-                self.names.append(name)
-                self.inside += 1
-                self.peak = max(self.peak, self.inside)
-                self.changed.set()
-                try:
-                    wish = await self._rule(self, name)
-                finally:
-                    self.inside -= 1
-                    self.changed.set()
-                self.refused += wish != "ok"
-                writer.write(GOOD if wish == "ok" else busy(str(wish)))
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the client has gone, or the test is over
-        finally:
-            self.open -= 1
-            self.changed.set()
-            writer.close()
-
-
-def reply(status: int, body: object, *headers: str) -> bytes:
-    data = json.dumps(body).encode()
-    lines = [f"HTTP/1.1 {status} X", f"content-length: {len(data)}", "content-type: application/json", *headers]
-    return "\r\n".join([*lines, "", ""]).encode() + data
-
-
-def busy(retry_after: str) -> bytes:
-    error = {"message": "full", "type": "overloaded_error", "param": None, "code": "QUEUE_FULL"}
-    return reply(429, {"error": error}, f"retry-after: {retry_after}")
-
-
-# An outcome of the item, as short as one can be.
-ERROR = {"message": "-", "type": "x", "param": "items[0]", "code": "MEDIA_CORRUPT"}
-GOOD = reply(422, {"data": [{"index": 0, "status": "error", "error": ERROR}], "error": ERROR})
-
-
-@contextlib.asynccontextmanager
-async def small(rule: Callable[[Small, str], Awaitable[str | None]]) -> AsyncIterator[Small]:
-    state = Small(rule)
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        await state.serve(reader, writer)
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=1024)
-    state.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield state
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def at_most(limit: int) -> Callable[[Small, str], Awaitable[str]]:
@@ -118,13 +32,6 @@ def at_most(limit: int) -> Callable[[Small, str], Awaitable[str]]:
         return "ok"
 
     return rule
-
-
-async def answered(client: AsyncClient, name: str) -> str:
-    """Raises where the request as a whole fails."""
-    (result,) = await client.encode([name.encode()], raise_on_error=False)
-    assert result.error is not None and result.error.code == "MEDIA_CORRUPT"
-    return name
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
@@ -267,105 +174,6 @@ def test_a_forked_process_does_not_wait_for_what_its_parent_does() -> None:
         os.close(write)
         with os.fdopen(read, "rb") as pipe:
             assert pipe.read() == b"yes"
-
-
-# -- connections
-
-
-@pytest.mark.parametrize("kind", ["async", "sync"])
-def test_a_request_costs_the_same_whatever_number_of_connections_idles(kind: str) -> None:
-    """In calls of functions: a pool that looks at all of its connections makes a burst cost their square."""
-
-    async def rule(server: Small, name: str) -> str:
-        if name.startswith("together"):
-            await server.until(lambda: len(server.names) >= int(name.partition(" ")[2]))
-        return "ok"
-
-    async def calls_of_one(idle: int) -> int:
-        async with small(rule) as server:
-            if kind == "async":
-                lanes = AsyncLanes(tls_of(False))
-                async with httpx.AsyncClient(transport=lanes, base_url=server.url) as http:
-                    await asyncio.gather(*(http.post("/", content=f"together {idle}") for _ in range(idle)))
-                    with counted_calls() as calls:
-                        await http.post("/", content="alone")
-            else:
-
-                def run() -> list[int]:
-                    with (
-                        httpx.Client(transport=Lanes(tls_of(False)), base_url=server.url) as http,
-                        ThreadPoolExecutor(idle) as pool,
-                    ):
-                        list(pool.map(lambda _: http.post("/", content=f"together {idle}"), range(idle)))
-                        with counted_calls() as calls:
-                            http.post("/", content="alone")
-                    return calls
-
-                calls = await asyncio.to_thread(run)
-            assert server.connections == idle
-        return calls[0]
-
-    few, many = asyncio.run(calls_of_one(4)), asyncio.run(calls_of_one(64))
-    assert many < 1.5 * few
-
-
-@contextlib.contextmanager
-def counted_calls() -> Iterator[list[int]]:
-    """Of Python's functions, by this thread in the block."""
-    calls = [0]
-
-    def count(_frame: object, event: str, _arg: object) -> None:
-        calls[0] += event == "call"
-
-    sys.setprofile(count)
-    try:
-        yield calls
-    finally:
-        sys.setprofile(None)
-
-
-async def test_connections_that_are_not_needed_are_closed() -> None:
-    async def rule(server: Small, name: str) -> str:
-        if name == "together":
-            await server.until(lambda: server.names.count("together") == 10)
-        return "ok"
-
-    async with small(rule) as server:
-        lanes = AsyncLanes(tls_of(False), idle_s=-1.0)
-        async with httpx.AsyncClient(transport=lanes, base_url=server.url) as http:
-            await asyncio.gather(*(http.post("/", content="together") for _ in range(10)))
-            assert server.connections == 10
-            await server.until(lambda: server.open == 0)
-            assert (await http.post("/", content="alone")).status_code == 422
-        await server.until(lambda: server.open == 0)
-
-
-async def test_closing_the_client_closes_all_connections() -> None:
-    async def rule(server: Small, name: str) -> str:
-        await server.until(lambda: len(server.names) >= 5)
-        return "ok"
-
-    async with small(rule) as server:
-        async with AsyncClient(server.url) as client:
-            await asyncio.gather(*(answered(client, "x") for _ in range(5)))
-            assert (server.connections, server.open) == (5, 5)
-        await server.until(lambda: server.open == 0)
-
-
-async def test_a_request_that_was_cancelled_leaves_its_connection_to_nobody() -> None:
-    async def rule(server: Small, name: str) -> str:
-        if name == "held":
-            await asyncio.Event().wait()
-        return "ok"
-
-    async with small(rule) as server, AsyncClient(server.url) as client:
-        for number in range(20):
-            held = asyncio.create_task(answered(client, "held"))
-            await server.until(lambda count=number + 1: server.names.count("held") == count)
-            held.cancel()
-            await asyncio.gather(held, return_exceptions=True)
-            assert await answered(client, f"after {number}") == f"after {number}"
-        assert server.connections <= 40
 
 
 # -- the gate, without a socket

@@ -250,10 +250,8 @@ def test_only_allowed_hosts_are_connected_to(receiver: EmbeddingReceiver) -> Non
 
 
 async def test_sglangs_receivers_are_held_to_it_as_well() -> None:
-    settings = config(hosts=("receiver.example",))
-    push = load_push(
-        settings, Resources(budget=StagedBytes(1), run=DaemonThreads(1).run, run_look_ups=DaemonThreads(1).run)
-    )
+    run = DaemonThreads(1).run
+    push = load_push(config(hosts=("receiver.example",)), Resources(budget=StagedBytes(1), run=run, run_look_ups=run))
     header = ParcelHeader(part_id="p", num_parts=1, part_idx=0, modality=Modality.IMAGE)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
